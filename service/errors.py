@@ -1,0 +1,86 @@
+"""What can go wrong with a request, once for HTTP and gRPC.
+
+    RequestError                    broad: catch this at the edge
+    ├── InvalidRequest              the client must change the request (names the field)
+    ├── UnknownModel                no such model here
+    ├── Overloaded                  the queue is full; retry after a while
+    └── EngineUnavailable           the engine is starting, stopping or dead; retry elsewhere or later
+        └── GenerationFailed        this generation failed after it had begun
+
+One table, `STATUS`, maps each to an HTTP status, an OpenAI error type and a gRPC code name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class RequestError(Exception):
+    """A failure whose message may be shown to the client. Subclasses say whose fault it is."""
+
+    field: str | None = None
+    retry_after_s: float | None = None
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class InvalidRequest(RequestError):
+    """The request cannot be served as it is. `field` names the part to change."""
+
+    def __init__(self, message: str, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class UnknownModel(RequestError):
+    """The request names a model that is not served here."""
+
+    field = "model"
+
+
+class Overloaded(RequestError):
+    """Refused for load, before anything was computed."""
+
+    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class EngineUnavailable(RequestError):
+    """Nothing is wrong with the request; the engine cannot take it now."""
+
+    retry_after_s = 1.0
+
+
+class GenerationFailed(EngineUnavailable):
+    """A generation that had begun cannot go on. `retryable`: the same request may succeed."""
+
+    def __init__(self, message: str, *, retryable: bool) -> None:
+        super().__init__(message)
+        self.retryable = retryable
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """How one kind of error is told to a client."""
+
+    http: int
+    type: str  # OpenAI's error.type
+    code: str | None  # OpenAI's error.code
+    grpc: str  # name of a grpc.StatusCode
+
+
+_STATUS: dict[type[RequestError], Status] = {
+    InvalidRequest: Status(400, "invalid_request_error", "invalid_value", "INVALID_ARGUMENT"),
+    UnknownModel: Status(404, "invalid_request_error", "model_not_found", "NOT_FOUND"),
+    Overloaded: Status(503, "overloaded_error", "queue_full", "RESOURCE_EXHAUSTED"),
+    GenerationFailed: Status(500, "server_error", "generation_failed", "INTERNAL"),
+    EngineUnavailable: Status(503, "server_error", "engine_unavailable", "UNAVAILABLE"),
+}
+
+
+def status_of(error: RequestError) -> Status:
+    """The status of an error's nearest listed class."""
+    return next(_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS)

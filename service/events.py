@@ -1,0 +1,70 @@
+"""What a running generation tells its reader, the same for SSE, JSON and gRPC."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeAlias
+
+
+class FinishReason(Enum):
+    """Why a choice ended, in OpenAI's words."""
+
+    STOP = "stop"  # end of turn, a stop token or a stop string
+    LENGTH = "length"  # max_tokens, or the model's context
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """One candidate token: its id, its text alone (lossy), its bytes, its log-probability."""
+
+    token_id: int
+    text: str
+    utf8: bytes
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class PositionLogprobs:
+    """The sampled token and the best ones at one position."""
+
+    sampled: TokenLogprob
+    top: Sequence[TokenLogprob]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admitted:
+    """The first choice got a seat; `cached_tokens` of the prompt need not be computed."""
+
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preempted:
+    """A choice lost its seat for a while. Nothing is lost; tokens resume later."""
+
+    choice: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delta:
+    """New output of one choice. `text` may be empty while a character or stop string is open."""
+
+    choice: int
+    text: str
+    token_ids: Sequence[int]
+    logprobs: Sequence[PositionLogprobs] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """One choice's end. Exactly one for each choice of a generation that does not fail."""
+
+    choice: int
+    reason: FinishReason
+    stop_reason: str | int | None  # the stop string or stop token id; None for EOS and length
+    completion_tokens: int
+
+
+Event: TypeAlias = Admitted | Preempted | Delta | Finished

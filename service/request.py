@@ -1,0 +1,36 @@
+"""A client's request in our own words: what HTTP and gRPC both become before validation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """Everything a client may ask for. Exactly one of `text`, `token_ids`, `messages` is set.
+
+    None means that the client left the field to the default. Values are as the client sent them:
+    `Generator.submit` checks them all, and names the field of the first that is wrong.
+    """
+
+    model: str | None = None
+    text: str | None = None
+    token_ids: Sequence[int] | None = None
+    messages: Sequence[Mapping[str, Any]] | None = None  # OpenAI chat messages
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    n: int | None = None
+    stop: Sequence[str] | None = None
+    stop_token_ids: Sequence[int] | None = None
+    ignore_eos: bool | None = None
+    logprobs: int | None = None  # None: none; k: the sampled token's and the k best
+    priority: int | None = None
+    tenant: str | None = None
+    cache_salt: str | None = None

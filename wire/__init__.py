@@ -1,0 +1,1 @@
+"""Messages between the two processes. Importing this can never import torch (tested)."""

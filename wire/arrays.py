@@ -1,0 +1,44 @@
+"""NumPy arrays as the bytes of a message, and back without a copy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+Ids = npt.NDArray[np.int32]
+Requests = npt.NDArray[np.int64]
+
+
+def pack_ids(ids: Iterable[int]) -> bytes:
+    """Token ids as little-endian int32 bytes.
+
+    Raises:
+        OverflowError: an id does not fit 32 bits.
+    """
+    array = ids if isinstance(ids, np.ndarray) else np.array(list(ids), dtype=np.int64)
+    packed = array.astype("<i4")
+    if not np.array_equal(packed, array):
+        raise OverflowError("a token id does not fit 32 bits")
+    return packed.tobytes()
+
+
+def view_ids(data: bytes) -> Ids:
+    """A read-only int32 view of `pack_ids`' bytes."""
+    return np.frombuffer(data, dtype="<i4")
+
+
+def view_requests(data: bytes) -> Requests:
+    """A read-only int64 view, for request ids."""
+    return np.frombuffer(data, dtype="<i8")
+
+
+def view_flags(data: bytes) -> npt.NDArray[np.uint8]:
+    """A read-only uint8 view, for `Step.finished`."""
+    return np.frombuffer(data, dtype=np.uint8)
+
+
+def view_floats(data: bytes) -> npt.NDArray[np.float32]:
+    """A read-only float32 view, for log-probabilities."""
+    return np.frombuffer(data, dtype="<f4")

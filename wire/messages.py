@@ -1,0 +1,180 @@
+"""The messages between the front process and the engine process, and nothing else.
+
+Every message is a tagged msgspec struct, encoded as one MessagePack array. Arrays travel as raw
+little-endian bytes and are viewed, not copied, by the reader (`wire.arrays`). This package must
+never import torch: the front process imports it.
+
+Front to engine: `Start`, `Submit`, `Cancel`, `Finish`, `Shutdown`.
+Engine to front: `Progress`, `Ready`, `Step`, `Failed`.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import TypeAlias
+
+import msgspec
+
+
+class Finished(IntEnum):
+    """Why a row ended, as one byte of `Step.finished`. `NOT` means that it goes on."""
+
+    NOT = 0
+    EOS = 1  # the model ended its turn; the token is not part of the text
+    STOP_TOKEN = 2  # a stop token id of the request; not part of the text either
+    LENGTH = 3  # max_tokens, or the model's context, is used up
+    FAILED = 4  # this row alone failed (for example: logits that are not finite)
+
+
+class EngineConfig(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """What the engine process needs to start. All limits are in tokens, blocks or rows."""
+
+    model: str  # a GGUF file or a folder of safetensors, already resolved to a path
+    device: str = "auto"  # "auto", "cpu" or "cuda"
+    dtype: str = "auto"  # "auto", "float32" or "bfloat16"
+    max_model_len: int | None = None  # None: what the model was trained for
+    block_size: int = 16  # tokens a KV block holds
+    num_blocks: int | None = None  # None: from kv_cache_bytes
+    kv_cache_bytes: int = 1 << 30
+    max_num_seqs: int = 64  # seats: rows that may run at once
+    max_num_batched_tokens: int | None = None  # None: calibrated to step_time_s
+    step_time_s: float = 0.075  # what a full step is calibrated to
+    enable_prefix_caching: bool = True
+    watermark: float = 0.01  # share of the pool that admissions leave free
+    threads: int | None = None  # None: all cores
+    profile: dict[str, str] = {}  # hook name -> policy name; absent hooks use the default
+    log_level: str = "info"
+    log_json: bool = True
+
+
+class Sampling(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """How one row's tokens are chosen. `temperature` 0 is greedy and ignores the filters."""
+
+    temperature: float = 1.0
+    top_k: int = 0  # 0: off
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0  # unsigned 64 bits; the front draws one where the client gave none
+    logprobs: int | None = None  # None: none wanted; 0: the sampled token's alone; n: and the top n
+
+
+class Start(msgspec.Struct, frozen=True, array_like=True, tag="start"):
+    """The first message: build a model and a scheduler from this."""
+
+    config: EngineConfig
+
+
+class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit", kw_only=True):
+    """One row to generate: choice `choice` of a client's request.
+
+    `emitted` holds tokens that the client already has (after a restart); they count as output.
+    """
+
+    request: int  # unique in the life of the front process
+    choice: int = 0  # part of the sampler's counter, so that choices differ under one seed
+    prompt: bytes  # int32 token ids, at least one
+    emitted: bytes = b""  # int32 token ids
+    max_tokens: int  # at least one; emitted tokens count
+    sampling: Sampling = Sampling()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    priority: int = 0  # lower is earlier
+    tenant: str = ""
+    cache_salt: str = ""  # rows share cached prefixes only within one salt
+
+
+class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
+    """The client is gone. Idempotent; unknown and finished requests are ignored."""
+
+    request: int
+
+
+class Finish(msgspec.Struct, frozen=True, array_like=True, tag="finish"):
+    """The front found a stop string: a normal end after `tokens_kept` output tokens."""
+
+    request: int
+    tokens_kept: int
+
+
+class Shutdown(msgspec.Struct, frozen=True, array_like=True, tag="shutdown"):
+    """Leave the loop and exit with status 0."""
+
+
+class Progress(msgspec.Struct, frozen=True, array_like=True, tag="progress"):
+    """Start-up moved on: `done` of `total` units of `stage` (`total` 0: not countable)."""
+
+    stage: str
+    done: int = 0
+    total: int = 0
+
+
+class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready", kw_only=True):
+    """The engine serves. The figures are those in force, after every clamp."""
+
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    num_blocks: int
+    block_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    device: str
+    dtype: str
+    load_s: float
+
+
+class Counters(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """The engine's state after a step, and totals since it started."""
+
+    running: int = 0
+    waiting: int = 0
+    free_blocks: int = 0
+    cached_blocks: int = 0
+    total_blocks: int = 0
+    steps: int = 0
+    preemptions: int = 0
+    prompt_tokens: int = 0  # computed by the model
+    generated_tokens: int = 0
+    prefix_queries: int = 0  # tokens looked up in the prefix index
+    prefix_hits: int = 0  # tokens found there
+    policy_faults: int = 0
+
+
+class RowLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probabilities of one sampled token, before temperature and filters.
+
+    `top_ids` (int32) and `top_logprobs` (float32) hold the wanted number of best tokens.
+    """
+
+    row: int  # index into the step's arrays
+    logprob: float
+    top_ids: bytes = b""
+    top_logprobs: bytes = b""
+
+
+class Step(msgspec.Struct, frozen=True, array_like=True, tag="step", kw_only=True):
+    """All that one step brought, for all rows at once. Parallel arrays, one element a row.
+
+    A row appears when it got a token or ended. A FAILED row's token is -1.
+    """
+
+    step_id: int
+    requests: bytes = b""  # int64
+    tokens: bytes = b""  # int32
+    finished: bytes = b""  # uint8, values of `Finished`
+    logprobs: tuple[RowLogprobs, ...] = ()
+    admitted: bytes = b""  # int64, requests that got a seat in this step
+    admitted_cached: bytes = b""  # int32, their prompt tokens found in the prefix cache
+    preempted: bytes = b""  # int64, requests that lost their seat in this step
+    counters: Counters = Counters()
+
+
+class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
+    """A failure with a sentence a client may read. `request` None: the engine itself failed."""
+
+    message: str
+    request: int | None = None
+
+
+ToEngine: TypeAlias = Start | Submit | Cancel | Finish | Shutdown
+ToFront: TypeAlias = Progress | Ready | Step | Failed
