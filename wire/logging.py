@@ -1,7 +1,7 @@
-"""structlog for both processes: one line an event, JSON when standard error is not a terminal.
+"""Logging of both processes: structlog in front, the standard library's loggers pulled in.
 
-The libraries' own records (uvicorn, grpc) pass through the same renderer. Prompts and outputs are
-never logged.
+Lines go to stderr: JSON when it is no terminal, coloured text when it is. Nothing here or in its
+callers may log what a client wrote or what a model answered.
 """
 
 from __future__ import annotations
@@ -10,48 +10,56 @@ import logging
 import sys
 
 import structlog
+from structlog.typing import Processor
 
-LEVELS = ("debug", "info", "warning", "error")
+_QUIET = ("httpx", "httpcore", "asyncio", "uvicorn.access")
 
 
-def configure_logging(*, process: str, level: str = "info", json: bool | None = None) -> None:
-    """Send every log record of this process to standard error.
+def configure_logging(level: str = "info", *, json: bool | None = None) -> None:
+    """Set up this process's logging. `json` None: JSON unless stderr is a terminal.
 
-    Args:
-        process: bound to every record, "front" or "engine".
-        level: one of LEVELS.
-        json: None chooses JSON exactly when standard error is not a terminal.
+    Calling it again replaces the set-up.
+
+    Raises:
+        ValueError: `level` is no level of the standard library's.
     """
+    threshold = _threshold(level)
     as_json = not sys.stderr.isatty() if json is None else json
-    renderer: structlog.typing.Processor = (
-        structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer()
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_formatter(as_json))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(threshold)
+    for name in _QUIET:
+        logging.getLogger(name).setLevel(max(threshold, logging.WARNING))
+    structlog.configure(
+        processors=[*_shared(), structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        wrapper_class=structlog.make_filtering_bound_logger(threshold),
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=False,
     )
-    shared: list[structlog.typing.Processor] = [
+
+
+def _threshold(level: str) -> int:
+    threshold = logging.getLevelNamesMapping().get(level.upper())
+    if threshold is None:
+        raise ValueError(f"{level!r} is no log level")
+    return threshold
+
+
+def _shared() -> list[Processor]:
+    return [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
-        structlog.processors.format_exc_info if as_json else _unchanged,
     ]
-    structlog.contextvars.bind_contextvars(process=process)
-    structlog.configure(
-        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
-        logger_factory=structlog.stdlib.LoggerFactory(),
-        cache_logger_on_first_use=True,
-    )
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=shared,
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
-        )
-    )
-    root = logging.getLogger()
-    root.handlers = [handler]
-    root.setLevel(level.upper())
 
 
-def _unchanged(
-    _logger: object, _name: str, event: structlog.typing.EventDict
-) -> structlog.typing.EventDict:
-    return event
+def _formatter(as_json: bool) -> logging.Formatter:
+    rendered: list[Processor] = [structlog.stdlib.ProcessorFormatter.remove_processors_meta]
+    if as_json:
+        rendered += [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+    else:
+        rendered.append(structlog.dev.ConsoleRenderer())
+    return structlog.stdlib.ProcessorFormatter(foreign_pre_chain=_shared(), processors=rendered)
