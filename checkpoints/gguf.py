@@ -229,9 +229,7 @@ def _alignment(path: Path, metadata: dict[str, Any]) -> int:
     return alignment
 
 
-def _read_tensor_table(
-    cursor: _Cursor, num_tensors: int, alignment: int
-) -> dict[str, TensorInfo]:
+def _read_tensor_table(cursor: _Cursor, num_tensors: int, alignment: int) -> dict[str, TensorInfo]:
     relative: dict[str, TensorInfo] = {}
     for _ in range(num_tensors):
         info = _read_tensor_info(cursor)
