@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
 from cadenza.checkpoints.errors import CheckpointError
 from cadenza.checkpoints.ggml_types import GGML_TYPES
 
