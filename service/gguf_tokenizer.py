@@ -1,0 +1,83 @@
+"""A `tokenizers.Tokenizer` from the metadata of a GGUF file.
+
+Only byte-level BPE (`tokenizer.ggml.model` "gpt2") with a pre-tokeniser that we know: a wrong
+pre-tokeniser would still give ids, only worse ones, so that an unknown one is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers.pre_tokenizers import PreTokenizer
+
+_CONTROL, _USER_DEFINED = 3, 4  # values of tokenizer.ggml.token_type
+
+_LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+
+
+class UnsupportedTokenizer(Exception):
+    """The file's tokenizer is of a kind that we cannot build; the message names it."""
+
+
+def build_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
+    """The tokenizer that `metadata` describes.
+
+    Raises:
+        UnsupportedTokenizer: another model than byte-level BPE, or an unknown pre-tokeniser.
+    """
+    kind = metadata.get("tokenizer.ggml.model")
+    if kind != "gpt2":
+        raise UnsupportedTokenizer(f"the tokenizer model {kind!r} is not supported, only 'gpt2'")
+    pre = str(metadata.get("tokenizer.ggml.pre", "default"))
+    tokens = [str(token) for token in metadata["tokenizer.ggml.tokens"]]
+    merges = [_pair(str(merge)) for merge in metadata["tokenizer.ggml.merges"]]
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    # llama-bpe was made from a tiktoken file: a word that is a token is never merged up to
+    model = models.BPE(vocab=vocabulary, merges=merges, ignore_merges=pre == "llama-bpe")
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = _pre_tokenizer(pre)
+    if pre == "qwen2":
+        tokenizer.normalizer = normalizers.NFC()
+    tokenizer.decoder = decoders.ByteLevel()
+    _add_tokens(tokenizer, tokens, metadata["tokenizer.ggml.token_type"])
+    return tokenizer
+
+
+def _pair(merge: str) -> tuple[str, str]:
+    left, _, right = merge.partition(" ")
+    return left, right
+
+
+def _add_tokens(tokenizer: Tokenizer, tokens: list[str], kinds: Any) -> None:
+    added = [
+        AddedToken(token, special=kind == _CONTROL, normalized=False)
+        for token, kind in zip(tokens, kinds, strict=True)
+        if kind in (_CONTROL, _USER_DEFINED)
+    ]
+    tokenizer.add_tokens(added)
+
+
+def _pre_tokenizer(pre: str) -> PreTokenizer:
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    gpt2 = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    match pre:
+        case "default" | "gpt2" | "gpt-2" | "olmo":
+            return gpt2
+        case "smollm" | "starcoder" | "refact" | "command-r" | "codeshell":
+            digits = pre_tokenizers.Digits(individual_digits=True)
+            return pre_tokenizers.Sequence([digits, gpt2])
+        case "llama-bpe" | "llama3":
+            return pre_tokenizers.Sequence([_split(_LLAMA3), byte_level])
+        case "qwen2" | "stablelm2":
+            return pre_tokenizers.Sequence([_split(_QWEN2), byte_level])
+    raise UnsupportedTokenizer(f"the pre-tokeniser {pre!r} is not supported")
+
+
+def _split(pattern: str) -> PreTokenizer:
+    return pre_tokenizers.Split(Regex(pattern), behavior="isolated")

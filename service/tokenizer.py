@@ -1,0 +1,182 @@
+"""Text to token ids and back, for one model. Never imports transformers (3.7 s, and torch).
+
+Control tokens cannot be forged through chat messages: a literal such as `<|im_end|>` in a message
+becomes the ordinary tokens of those characters, while the template's own stay real. The prompt of
+a raw completion is parsed with control tokens, as vLLM does: its author writes the whole format.
+
+Safe to share between threads: nothing here is changed after construction. Truncation and padding
+of a `tokenizers.Tokenizer` must never be set, since that would change it under a running encode.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from cadenza.checkpoints.gguf import read_gguf
+from cadenza.service.chat_template import ChatTemplate
+from cadenza.service.errors import InvalidRequest
+from cadenza.service.gguf_tokenizer import build_tokenizer
+from cadenza.service.token_bytes import TokenBytes
+
+# Lone surrogates stand around a control token's literal while a template is rendered. No valid
+# text holds one (requests with surrogates are refused), so that no message can bring its own.
+_OPEN, _CLOSE = "\udc80", "\udc81"
+
+
+class Tokenizer:
+    """A model's vocabulary, with its chat template where it has one."""
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        template: ChatTemplate | None = None,
+        prefix: Sequence[int] = (),
+    ) -> None:
+        """Take over `backend`. `prefix` (usually BOS, or nothing) opens raw completions."""
+        self.backend = backend
+        self.template = template
+        self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
+        self.bytes = TokenBytes(backend)
+        self._prefix = list(prefix)
+        literals = _control_literals(backend, template)
+        self._literal = re.compile("|".join(map(re.escape, literals)) or "(?!)")
+        self._marked = re.compile(f"{_OPEN}({self._literal.pattern}){_CLOSE}|[{_OPEN}{_CLOSE}]")
+        self._plain = _without_controls(backend, set(literals))
+
+    @property
+    def max_chars_per_token(self) -> int:
+        """No token stands for more characters than this; a bound for refusing before encoding."""
+        return self.bytes.longest
+
+    def encode_text(self, text: str) -> list[int]:
+        """The ids of a raw prompt. Control tokens in it are real; a leading BOS is not doubled."""
+        ids: list[int] = self.backend.encode(text, add_special_tokens=False).ids
+        if self._prefix and ids[: len(self._prefix)] != self._prefix:
+            return self._prefix + ids
+        return ids
+
+    def encode_messages(
+        self, messages: Sequence[Mapping[str, Any]], *, max_chars: int
+    ) -> list[int]:
+        """The ids of a chat, up to where the assistant begins to speak.
+
+        Raises:
+            InvalidRequest: the model has no chat template, or the template refuses the messages.
+        """
+        if self.template is None:
+            raise InvalidRequest("This model has no chat template; use completions.", "messages")
+        marked = [self._mark(message) for message in messages]
+        return self._encode_marked(self.template.render(marked, max_chars=max_chars))
+
+    def _mark(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self._literal.sub(f"{_OPEN}\\g<0>{_CLOSE}", value)
+        if isinstance(value, Mapping):
+            return {key: self._mark(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._mark(item) for item in value]
+        return value
+
+    def _encode_marked(self, chat: str) -> list[int]:
+        # Splitting gives text, literal, text, literal, ..., text. A mark that the template tore
+        # from its literal gives None, and still parts the text, so that no halves can join.
+        pieces: list[str | None] = self._marked.split(chat)
+        ids: list[int] = []
+        for index, piece in enumerate(pieces):
+            if piece:
+                encoder = self._plain if index % 2 else self.backend
+                ids += encoder.encode(piece, add_special_tokens=False).ids
+        return ids
+
+
+def load_tokenizer(path: str | Path) -> Tokenizer:
+    """The tokenizer of a GGUF file or of a model folder with a `tokenizer.json`.
+
+    Raises:
+        UnsupportedTokenizer: a GGUF tokenizer of a kind that we cannot build.
+        OSError, ValueError: a file is missing or not well formed.
+    """
+    path = Path(path)
+    return _from_folder(path) if path.is_dir() else _from_gguf(path)
+
+
+def _from_gguf(path: Path) -> Tokenizer:
+    metadata = read_gguf(path).metadata
+    backend = build_tokenizer(metadata)
+    names = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding", "unk_token": "unknown"}
+    ids = {name: metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in names.items()}
+    tokens = {name: backend.id_to_token(int(i)) for name, i in ids.items() if i is not None}
+    source = metadata.get("tokenizer.chat_template")
+    # llama.cpp's rule: the Llama 3 vocabulary opens with BOS unless the file says otherwise
+    by_default = metadata.get("tokenizer.ggml.pre") in ("llama-bpe", "llama3")
+    opens = (
+        metadata.get("tokenizer.ggml.add_bos_token", by_default) and ids["bos_token"] is not None
+    )
+    return Tokenizer(
+        backend,
+        ChatTemplate(str(source), tokens) if source else None,
+        [int(ids["bos_token"])] if opens else (),
+    )
+
+
+def _from_folder(folder: Path) -> Tokenizer:
+    backend = tokenizers.Tokenizer.from_str((folder / "tokenizer.json").read_text("utf-8"))
+    backend.no_truncation()
+    backend.no_padding()
+    config = _read_config(folder / "tokenizer_config.json")
+    source = _template_source(folder, config)
+    tokens = _token_texts(config)
+    prefix = backend.encode("", add_special_tokens=True).ids
+    return Tokenizer(backend, ChatTemplate(source, tokens) if source else None, prefix)
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    return dict(json.loads(path.read_text("utf-8"))) if path.exists() else {}
+
+
+def _template_source(folder: Path, config: Mapping[str, Any]) -> str | None:
+    stored = folder / "chat_template.jinja"
+    if stored.exists():
+        return stored.read_text("utf-8")
+    source = config.get("chat_template")
+    if isinstance(source, list):  # several, by name
+        named = {entry["name"]: entry["template"] for entry in source}
+        source = named.get("default")
+    return source if isinstance(source, str) else None
+
+
+def _token_texts(config: Mapping[str, Any]) -> dict[str, str]:
+    texts = {}
+    for name in ("bos_token", "eos_token", "pad_token", "unk_token"):
+        token = config.get(name)
+        text = token.get("content") if isinstance(token, Mapping) else token
+        if isinstance(text, str):
+            texts[name] = text
+    return texts
+
+
+def _control_literals(backend: tokenizers.Tokenizer, template: ChatTemplate | None) -> list[str]:
+    """Texts that steer the model: special tokens, and added ones that the template writes."""
+    source = template.source if template else ""
+    added: Iterable[tokenizers.AddedToken] = backend.get_added_tokens_decoder().values()
+    literals = {token.content for token in added if token.special or token.content in source}
+    return sorted(literals, key=len, reverse=True)
+
+
+def _without_controls(backend: tokenizers.Tokenizer, literals: set[str]) -> tokenizers.Tokenizer:
+    """A twin over the same model that takes every control token's literal for ordinary text."""
+    twin = tokenizers.Tokenizer(backend.model)
+    for part in ("normalizer", "pre_tokenizer"):
+        if getattr(backend, part) is not None:
+            setattr(twin, part, getattr(backend, part))
+    added = backend.get_added_tokens_decoder()
+    kept = [added[index] for index in sorted(added) if added[index].content not in literals]
+    twin.add_tokens(
+        [token for token in kept if backend.model.token_to_id(token.content) is not None]
+    )
+    return twin
