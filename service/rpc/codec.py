@@ -1,0 +1,153 @@
+"""Between protobuf messages and the service's own words: pure functions, no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, assert_never
+
+from cadenza.service.events import (
+    Admitted,
+    Delta,
+    Event,
+    Finished,
+    FinishReason,
+    PositionLogprobs,
+    Preempted,
+    TokenLogprob,
+)
+from cadenza.service.request import GenerationRequest
+from cadenza.service.rpc.contract import Generation
+from cadenza.v1 import generation_pb2 as pb
+
+_REASONS = {
+    FinishReason.STOP: pb.FINISH_REASON_STOP,
+    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
+}
+
+
+def to_request(message: pb.GenerationInput) -> GenerationRequest:
+    """The request as the client sent it: unset fields become None, nothing is checked.
+
+    Token ids are not copied, so that sixteen million of them are refused without blocking the
+    loop; the request keeps `message` alive, which must not change afterwards.
+    """
+    prompt = message.WhichOneof("prompt")
+    return GenerationRequest(
+        model=message.model or None,
+        text=message.text if prompt == "text" else None,
+        token_ids=message.token_ids.ids if prompt == "token_ids" else None,
+        messages=_messages(message.chat) if prompt == "chat" else None,
+        stop=list(message.stop) or None,
+        stop_token_ids=list(message.stop_token_ids) or None,
+        ignore_eos=message.ignore_eos,
+        **_present(message),
+    )
+
+
+def _messages(chat: pb.Chat) -> Sequence[Mapping[str, Any]]:
+    return [{"role": turn.role, "content": turn.content} for turn in chat.messages]
+
+
+_OPTIONAL = (
+    "n",
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "logprobs",
+    "priority",
+    "cache_salt",
+)
+
+
+def _present(message: pb.GenerationInput) -> dict[str, Any]:
+    """The optional fields that the client set, which may be to 0."""
+    return {name: getattr(message, name) for name in _OPTIONAL if message.HasField(name)}  # type: ignore[arg-type]
+
+
+def field_path(field: str) -> str:
+    """Where a request's field stands in the message that holds its `input`."""
+    if field == "request_id":
+        return field
+    if field.startswith("messages"):
+        return f"input.chat.{field}"
+    return f"input.{field}"
+
+
+def accepted(request_id: str, generation: Generation) -> pb.Event:
+    """The first event of a request."""
+    body = pb.Accepted(
+        id=generation.id,
+        model=generation.model,
+        prompt_tokens=generation.prompt_tokens,
+        num_choices=generation.num_choices,
+    )
+    return pb.Event(request_id=request_id, accepted=body)
+
+
+def to_event(request_id: str, event: Event) -> pb.Event:
+    """One of a generation's events."""
+    match event:
+        case Delta():
+            return pb.Event(request_id=request_id, tokens=_tokens(event))
+        case Finished():
+            return pb.Event(request_id=request_id, choice_finished=_choice_finished(event))
+        case Admitted():
+            admitted = pb.Admitted(cached_tokens=event.cached_tokens)
+            return pb.Event(request_id=request_id, notice=pb.Notice(admitted=admitted))
+        case Preempted():
+            preempted = pb.Preempted(choice=event.choice)
+            return pb.Event(request_id=request_id, notice=pb.Notice(preempted=preempted))
+    assert_never(event)
+
+
+def finished(request_id: str, usage: pb.Usage) -> pb.Event:
+    """The terminal event of a request whose choices have all finished."""
+    return pb.Event(request_id=request_id, finished=pb.Finished(usage=usage))
+
+
+def _tokens(delta: Delta) -> pb.Tokens:
+    return pb.Tokens(
+        choice=delta.choice,
+        text=encodable(delta.text),
+        token_ids=delta.token_ids,
+        logprobs=[_position(position) for position in delta.logprobs],
+    )
+
+
+def _position(position: PositionLogprobs) -> pb.PositionLogprobs:
+    return pb.PositionLogprobs(
+        sampled=_token_logprob(position.sampled),
+        top=[_token_logprob(token) for token in position.top],
+    )
+
+
+def _token_logprob(token: TokenLogprob) -> pb.TokenLogprob:
+    return pb.TokenLogprob(
+        token_id=token.token_id,
+        text=encodable(token.text),
+        utf8=token.utf8,
+        logprob=token.logprob,
+    )
+
+
+def _choice_finished(event: Finished) -> pb.ChoiceFinished:
+    message = pb.ChoiceFinished(
+        choice=event.choice,
+        reason=_REASONS[event.reason],
+        completion_tokens=event.completion_tokens,
+    )
+    if isinstance(event.stop_reason, str):
+        message.stop_string = event.stop_reason
+    elif event.stop_reason is not None:
+        message.stop_token_id = event.stop_reason
+    return message
+
+
+def encodable(text: str) -> str:
+    """`text` with U+FFFD for each lone surrogate, which protobuf would refuse to encode."""
+    if text.isascii():
+        return text
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

@@ -1,0 +1,50 @@
+"""Events on their way to one client: bounded, and drained whole by the writer."""
+
+from __future__ import annotations
+
+import asyncio
+
+from cadenza.v1 import generation_pb2 as pb
+
+
+class Outbox:
+    """Many producers, one consumer. `put` never waits; producers wait for `room` before it."""
+
+    def __init__(self) -> None:
+        self._events: list[pb.Event] = []
+        self._num_bytes = 0
+        self._is_closed = False
+        self._filled = asyncio.Event()
+        self._taken = asyncio.Event()
+
+    @property
+    def num_bytes(self) -> int:
+        """Encoded size of the events that wait."""
+        return self._num_bytes
+
+    def put(self, event: pb.Event) -> None:
+        """Append an event; at once, whatever waits already."""
+        self._events.append(event)
+        self._num_bytes += event.ByteSize()
+        self._filled.set()
+
+    async def room(self, limit: int) -> None:
+        """Wait until fewer than `limit` bytes wait. Nothing else runs between this and a `put`."""
+        while self._num_bytes >= limit:
+            await self._taken.wait()
+
+    async def take(self) -> list[pb.Event]:
+        """Wait for events and take all of them, in order. Empty: closed, and nothing is left."""
+        await self._filled.wait()
+        events, self._events, self._num_bytes = self._events, [], 0
+        if not self._is_closed:
+            self._filled.clear()
+        # A fresh event a round: who waits next waits for the next take.
+        taken, self._taken = self._taken, asyncio.Event()
+        taken.set()
+        return events
+
+    def close(self) -> None:
+        """No more events come; `take` gives out what is left."""
+        self._is_closed = True
+        self._filled.set()

@@ -1,0 +1,57 @@
+"""One request's life as protobuf events: the same for Generate and Session."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+
+from cadenza.service.events import Admitted, Event, Finished
+from cadenza.service.rpc import codec
+from cadenza.service.rpc.contract import Generation, Generator
+from cadenza.v1 import generation_pb2 as pb
+
+
+class _Usage:
+    """Counts what a generation uses, and sees when it is over."""
+
+    def __init__(self, generation: Generation) -> None:
+        self._unfinished = generation.num_choices
+        self._usage = pb.Usage(prompt_tokens=generation.prompt_tokens)
+
+    def add(self, event: Event) -> None:
+        if isinstance(event, Admitted):
+            self._usage.cached_tokens = event.cached_tokens
+        elif isinstance(event, Finished):
+            self._usage.completion_tokens += event.completion_tokens
+            self._unfinished -= 1
+
+    @property
+    def final(self) -> pb.Usage | None:
+        """The whole usage, once every choice has finished."""
+        return None if self._unfinished else self._usage
+
+
+async def relay(
+    generator: Generator, message: pb.GenerationInput, request_id: str = ""
+) -> AsyncGenerator[list[pb.Event], None]:
+    """Batches of events from `accepted` to `finished`; the last batch ends with `finished`.
+
+    Raises a `RequestError` in place of what is missing. Closing the iterator, or cancelling it,
+    cancels the generation; use `contextlib.aclosing`.
+    """
+    generation = await generator.submit(codec.to_request(message))
+    async with generation:
+        yield [codec.accepted(request_id, generation)]
+        usage = _Usage(generation)
+        async for batch in generation:
+            yield _batch(request_id, batch, usage)
+        assert usage.final is not None, "a generation ended before all of its choices did"
+
+
+def _batch(request_id: str, batch: list[Event], usage: _Usage) -> list[pb.Event]:
+    events = []
+    for event in batch:
+        usage.add(event)
+        events.append(codec.to_event(request_id, event))
+    if (final := usage.final) is not None:
+        events.append(codec.finished(request_id, final))
+    return events

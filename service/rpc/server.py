@@ -1,0 +1,126 @@
+"""The gRPC server: one port with generation, health and reflection."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from cadenza.service.rpc.contract import Generator
+from cadenza.service.rpc.servicer import GenerationServicer
+from cadenza.v1 import generation_pb2 as pb
+from cadenza.v1.generation_pb2_grpc import add_GenerationServiceServicer_to_server
+
+SERVICE = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name
+
+MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+
+OPTIONS: Sequence[tuple[str, Any]] = (
+    # By default two servers may share a port, and clients meet either.
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    # Responses are far smaller; clients accept 4 MiB unless told otherwise.
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_concurrent_streams", 1024),  # for each connection
+    # A client whose network went silent is noticed within 40 s, also between tokens.
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    # Clients may ping every 10 s, and are never cut off for pinging more.
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.http2.max_ping_strikes", 0),
+)
+
+
+class GrpcServer:
+    """Serves a generator over gRPC, on the running loop.
+
+    `start` once, `set_ready` when the engine can take requests, `stop` once. Until it is ready
+    the health service says NOT_SERVING; requests are passed to the generator all the same.
+    """
+
+    def __init__(self, generator: Generator, *, host: str = "127.0.0.1", port: int = 50051) -> None:
+        self._host = host
+        self._port = port
+        self._servicer = GenerationServicer(generator)
+        self._server: grpc.aio.Server | None = None
+        self._health: health.aio.HealthServicer | None = None
+
+    async def start(self) -> int:
+        """Bind and serve; the port, which the system chooses for port 0.
+
+        Raises OSError, with a reason for a person, if any address of the host cannot be bound.
+        """
+        server = grpc.aio.server(options=OPTIONS)
+        self._health = health.aio.HealthServicer()
+        add_GenerationServiceServicer_to_server(self._servicer, server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, server)
+        await self.set_ready(False)
+        port = await self._bind(server)
+        await server.start()
+        self._server = server
+        return port
+
+    async def set_ready(self, is_ready: bool) -> None:
+        """What the health service says of the whole server and of the generation service."""
+        assert self._health is not None, "start comes first"
+        status = health_pb2.HealthCheckResponse
+        for service in ("", SERVICE):
+            await self._health.set(service, status.SERVING if is_ready else status.NOT_SERVING)
+
+    async def stop(self, grace_s: float) -> None:
+        """Refuse new calls, let the running ones end for `grace_s`, then cancel what is left.
+
+        Returns when every call's cleanup is done: no generation is left running. Does nothing if
+        the server was never started.
+        """
+        if self._server is None or self._health is None:
+            return
+        await self._health.enter_graceful_shutdown()
+        stopping = asyncio.create_task(self._server.stop(grace_s))
+        self._servicer.drain()
+        await self._servicer.join(grace_s)
+        # Watchers of health and users of reflection would hold the server for the whole grace.
+        await self._server.stop(None)
+        await stopping
+        await self._servicer.join()
+
+    async def _bind(self, server: grpc.aio.Server) -> int:
+        """Bind every address of the host: gRPC itself is content with any one of them."""
+        port = self._port
+        for host in await _resolve(self._host):
+            try:
+                port = server.add_insecure_port(
+                    f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+                )
+            except RuntimeError as error:
+                raise _bind_error(self._host, host, port) from error
+        return port
+
+
+async def _resolve(host: str) -> list[str]:
+    """The host's numeric addresses. Raises OSError."""
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(address[0]) for *_, address in found))
+
+
+def _bind_error(name: str, host: str, port: int) -> OSError:
+    """Why an address could not be bound, which gRPC does not say: found by trying it again."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        socket.create_server((host, port), family=family).close()
+    except OSError as error:
+        reason, number = error.strerror, error.errno
+    else:
+        reason, number = "the address cannot be bound", errno.EADDRNOTAVAIL
+    return OSError(number, f"gRPC cannot listen on {name}:{port}: {reason}")

@@ -1,0 +1,172 @@
+"""The Session call: many requests on one stream, each with a life of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import structlog
+
+from cadenza.service.errors import EngineUnavailable, InvalidRequest, Overloaded, RequestError
+from cadenza.service.rpc import status
+from cadenza.service.rpc.contract import Generator
+from cadenza.service.rpc.outbox import Outbox
+from cadenza.service.rpc.relay import relay
+from cadenza.v1 import generation_pb2 as pb
+
+MAX_LIVE = 256  # requests at once on a stream
+MAX_REQUEST_ID_CHARS = 128
+# Requests stop being read while this much waits for the client. At 50 bytes a token it holds 20
+# steps of 256 requests: enough to never stall a client that reads, little for one that does not.
+TOKENS_LIMIT_BYTES = 256 * 1024
+# Answers to the client's own actions may go further, so that a cancel passes full token buffers.
+REPLIES_LIMIT_BYTES = 2 * TOKENS_LIMIT_BYTES
+
+Write: TypeAlias = Callable[[pb.SessionResponse], Awaitable[None]]
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class _Live:
+    """A request between its submit and its terminal event."""
+
+    request_id: str
+    task: asyncio.Task[None] = field(init=False)  # set by the reader, at once
+
+
+class Session:
+    """Serves one stream: a reader, a writer, and a task for each live request.
+
+    Requests fail alone: only the stream's own end, or `write` raising, ends `run` early. Each
+    request puts exactly one terminal event; the reader puts it for the requests that it cancels or
+    refuses, the request's own task for all others.
+    """
+
+    def __init__(
+        self, generator: Generator, requests: AsyncIterator[pb.SessionRequest], write: Write
+    ) -> None:
+        self._generator = generator
+        self._requests = requests
+        self._write = write
+        self._outbox = Outbox()
+        self._live: dict[str, _Live] = {}
+        self._reader: asyncio.Task[None] | None = None
+        self._is_draining = False
+
+    async def run(self) -> None:
+        """Serve until the client closes its side and every request has ended.
+
+        Raises EngineUnavailable if a drain came first. Either way all terminal events have been
+        written. When `write` raises, or this is cancelled, every generation has been cancelled.
+        """
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._write_responses())
+            async with asyncio.TaskGroup() as requests:
+                self._reader = requests.create_task(self._read(requests))
+                self._stop_reading_when_drained()
+            self._outbox.close()
+        if self._reader.cancelled():
+            raise _stopping()
+
+    def drain(self) -> None:
+        """Refuse further requests; `run` returns when the live ones have ended. Idempotent."""
+        self._is_draining = True
+        self._stop_reading_when_drained()
+
+    async def _read(self, tasks: asyncio.TaskGroup) -> None:
+        async for request in self._requests:
+            self._act(request, tasks)
+            await self._outbox.room(REPLIES_LIMIT_BYTES)
+
+    def _act(self, request: pb.SessionRequest, tasks: asyncio.TaskGroup) -> None:
+        match request.WhichOneof("action"):
+            case "submit":
+                self._submit(request.submit, tasks)
+            case "cancel":
+                self._cancel(request.cancel.request_id)
+            case _:
+                self._refuse("", InvalidRequest("this server does not know the action"))
+
+    def _submit(self, submit: pb.Submit, tasks: asyncio.TaskGroup) -> None:
+        request_id = submit.request_id
+        if error := self._why_unusable(request_id):
+            # Under the id of a live request this would read as that request's end.
+            self._refuse("", error)
+        elif error := self._why_refused():
+            self._refuse(request_id, error)
+        else:
+            live = self._live[request_id] = _Live(request_id)
+            live.task = tasks.create_task(self._serve(live, submit.input))
+
+    def _why_unusable(self, request_id: str) -> RequestError | None:
+        if not request_id:
+            return InvalidRequest("request_id is required", field="request_id")
+        if len(request_id) > MAX_REQUEST_ID_CHARS:
+            message = f"request_id is longer than {MAX_REQUEST_ID_CHARS} characters"
+            return InvalidRequest(message, field="request_id")
+        if request_id in self._live:
+            message = f"request_id {request_id!r} is that of a live request on this stream"
+            return InvalidRequest(message, field="request_id")
+        return None
+
+    def _why_refused(self) -> RequestError | None:
+        if self._is_draining:
+            return _stopping()
+        if len(self._live) >= MAX_LIVE:
+            return Overloaded(f"{MAX_LIVE} requests are live on this stream")
+        return None
+
+    def _refuse(self, request_id: str, error: RequestError) -> None:
+        self._outbox.put(status.failed(request_id, error))
+
+    def _cancel(self, request_id: str) -> None:
+        live = self._live.get(request_id)
+        if live is None:
+            return
+        self._forget(live)
+        live.task.cancel()
+        self._outbox.put(status.cancelled(request_id))
+
+    async def _serve(self, live: _Live, message: pb.GenerationInput) -> None:
+        """Run one request to its terminal event. Raises nothing but CancelledError."""
+        try:
+            async with aclosing(relay(self._generator, message, live.request_id)) as batches:
+                async for events in batches:
+                    for event in events:
+                        await self._put(live, event)
+        except RequestError as error:
+            await self._put(live, status.failed(live.request_id, error))
+        except Exception:
+            _log.exception("request_failed", call="Session")
+            await self._put(live, status.failed(live.request_id, status.internal_error()))
+
+    async def _put(self, live: _Live, event: pb.Event) -> None:
+        await self._outbox.room(TOKENS_LIMIT_BYTES)
+        if self._live.get(live.request_id) is not live:
+            # The request has had its terminal event, but something it awaited lost the
+            # cancellation (asyncio.wait_for does so until Python 3.12).
+            raise asyncio.CancelledError
+        self._outbox.put(event)
+        if event.WhichOneof("event") in ("finished", "failed"):
+            self._forget(live)
+
+    def _forget(self, live: _Live) -> None:
+        del self._live[live.request_id]
+        self._stop_reading_when_drained()
+
+    def _stop_reading_when_drained(self) -> None:
+        if self._is_draining and not self._live and self._reader is not None:
+            self._reader.cancel()
+
+    async def _write_responses(self) -> None:
+        """Write all that waits as one message, until the outbox is closed and empty."""
+        while events := await self._outbox.take():
+            await self._write(pb.SessionResponse(events=events))
+
+
+def _stopping() -> RequestError:
+    return EngineUnavailable("the server is stopping")

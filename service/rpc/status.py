@@ -1,0 +1,103 @@
+"""How a failure is told over gRPC: as the status of a call, or as an event in a Session."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, Never
+
+import grpc
+from google.protobuf import any_pb2, duration_pb2
+from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
+from grpc_status import rpc_status
+
+from cadenza.service.errors import GenerationFailed, RequestError, status_of
+from cadenza.service.rpc.codec import encodable, field_path
+from cadenza.v1 import generation_pb2 as pb
+
+# A message may quote the client, and trailing metadata over 8 KiB reaches no client at all: it
+# travels percent-encoded (up to 3 bytes each) and again, twice, within the base64 of the details.
+_MAX_MESSAGE_CHARS = 256
+
+PUSHBACK = "grpc-retry-pushback-ms"  # the key that gRPC's own retry policy reads
+
+
+async def abort(context: grpc.aio.ServicerContext[Any, Any], error: RequestError) -> Never:
+    """End the call with the error's status and rich details. Always raises `AbortError`."""
+    status = rpc_status.to_status(to_proto(error))
+    metadata = list(status.trailing_metadata)
+    if is_retryable(error) and error.retry_after_s is not None:
+        metadata.append((PUSHBACK, str(round(error.retry_after_s * 1000))))
+    await context.abort(status.code, status.details, tuple(metadata))
+
+
+def failed(request_id: str, error: RequestError) -> pb.Event:
+    """The terminal event of a request that cannot go on, or never began."""
+    body = pb.Failed(
+        code=code_of(error).value[0],
+        message=_sentence(error.message),
+        field=_path(error) or "",
+        retryable=is_retryable(error),
+        retry_after=_retry_after(error),
+    )
+    return pb.Event(request_id=request_id, failed=body)
+
+
+def cancelled(request_id: str) -> pb.Event:
+    """The terminal event of a request that its client gave up."""
+    body = pb.Failed(code=grpc.StatusCode.CANCELLED.value[0], message="cancelled by the client")
+    return pb.Event(request_id=request_id, failed=body)
+
+
+def internal_error() -> RequestError:
+    """What a client is told of an exception that nobody expected: nothing of its text."""
+    return GenerationFailed("internal error", retryable=False)
+
+
+def to_proto(error: RequestError) -> status_pb2.Status:
+    """The error as google.rpc.Status, with BadRequest and RetryInfo where they apply."""
+    message = _sentence(error.message)
+    details: list[Any] = []
+    if path := _path(error):
+        violation = error_details_pb2.BadRequest.FieldViolation(field=path, description=message)
+        details.append(error_details_pb2.BadRequest(field_violations=[violation]))
+    if (delay := _retry_after(error)) is not None:
+        details.append(error_details_pb2.RetryInfo(retry_delay=delay))
+    packed = [any_pb2.Any() for _ in details]
+    for box, detail in zip(packed, details, strict=True):
+        box.Pack(detail)
+    return status_pb2.Status(code=code_of(error).value[0], message=message, details=packed)
+
+
+def code_of(error: RequestError) -> grpc.StatusCode:
+    """The code of `errors.status_of`, but UNAVAILABLE for a generation that may be tried again.
+
+    HTTP can say so in the error's body; gRPC clients decide by the code alone.
+    """
+    if isinstance(error, GenerationFailed) and error.retryable:
+        return grpc.StatusCode.UNAVAILABLE
+    return grpc.StatusCode[status_of(error).grpc]
+
+
+def is_retryable(error: RequestError) -> bool:
+    """Whether the same request may succeed later."""
+    if isinstance(error, GenerationFailed):
+        return error.retryable
+    return error.retry_after_s is not None
+
+
+def _retry_after(error: RequestError) -> duration_pb2.Duration | None:
+    if error.retry_after_s is None or not is_retryable(error):
+        return None
+    duration = duration_pb2.Duration()
+    duration.FromTimedelta(timedelta(seconds=error.retry_after_s))
+    return duration
+
+
+def _path(error: RequestError) -> str | None:
+    return field_path(error.field) if error.field else None
+
+
+def _sentence(message: str) -> str:
+    """`message`, short enough to arrive."""
+    text = encodable(message)
+    return text if len(text) <= _MAX_MESSAGE_CHARS else text[: _MAX_MESSAGE_CHARS - 1] + "…"
