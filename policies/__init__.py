@@ -1,0 +1,19 @@
+"""What a policy author sees: hook markers, column views, answer types.
+
+    from cadenza.policies import RequestColumns, StepView, hookimpl
+
+`hookspecs` documents every hook. Installing a policy never activates it; a profile does.
+"""
+
+from cadenza.policies.markers import HOOKSPEC_VERSION, PROJECT, hookimpl, hookspec
+from cadenza.policies.views import PreemptionCosts, RequestColumns, StepView
+
+__all__ = [
+    "HOOKSPEC_VERSION",
+    "PROJECT",
+    "PreemptionCosts",
+    "RequestColumns",
+    "StepView",
+    "hookimpl",
+    "hookspec",
+]

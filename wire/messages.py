@@ -133,7 +133,7 @@ class Counters(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     total_blocks: int = 0
     steps: int = 0
     preemptions: int = 0
-    prompt_tokens: int = 0  # computed by the model
+    computed_tokens: int = 0  # by the model: prefills, recomputed ones included, and decodes
     generated_tokens: int = 0
     prefix_queries: int = 0  # tokens looked up in the prefix index
     prefix_hits: int = 0  # tokens found there

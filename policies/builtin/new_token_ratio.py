@@ -1,0 +1,56 @@
+"""Reserve a share of what requests may still generate, and learn the share from preemptions."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cadenza.policies.markers import hookimpl
+from cadenza.policies.views import FloatArray, IntArray, RequestColumns, StepView
+
+INITIAL_RATIO = 0.7
+FLOOR_RATIO = 0.1
+DECAY_STEPS = 600  # from the initial ratio to the floor
+MAX_LOOKAHEAD = 4096  # tokens of one request that are looked at
+STEPS_AFTER_PREEMPTION = 20  # tokens each running request should get before the next preemption
+
+
+class NewTokenRatio:
+    """Keep `ratio * min(max_tokens - generated, MAX_LOOKAHEAD)` tokens free for every request.
+
+    The ratio falls linearly while nobody is preempted. A preemption raises it to
+    `(generated + STEPS_AFTER_PREEMPTION * n) / max_tokens`, summed over the n running requests.
+    The rule is SGLang's; unlike it, a preemption never lowers the ratio.
+    """
+
+    name = "new-token-ratio"
+
+    def __init__(self) -> None:
+        self.ratio = INITIAL_RATIO
+        self._preemptions = 0
+        self._step_id = 0
+
+    @hookimpl
+    def reserve_blocks(
+        self, running: RequestColumns, candidates: RequestColumns, step: StepView
+    ) -> IntArray:
+        self._learn(running, step)
+        growth = float(self._growth(running).sum())
+        entering = np.cumsum(self._growth(candidates))
+        tokens = np.concatenate(([growth], growth + entering))
+        return np.ceil(tokens / step.block_size).astype(np.int64)
+
+    def _growth(self, requests: RequestColumns) -> FloatArray:
+        remaining = requests.max_tokens - requests.generated_tokens
+        growth: FloatArray = np.minimum(remaining, MAX_LOOKAHEAD) * self.ratio
+        return growth
+
+    def _learn(self, running: RequestColumns, step: StepView) -> None:
+        if step.preemptions > self._preemptions and len(running):
+            wanted = running.generated_tokens.sum() + STEPS_AFTER_PREEMPTION * len(running)
+            self.ratio = max(self.ratio, min(1.0, float(wanted / running.max_tokens.sum())))
+        else:
+            decay = (INITIAL_RATIO - FLOOR_RATIO) / DECAY_STEPS
+            steps = step.step_id - self._step_id
+            self.ratio = max(FLOOR_RATIO, self.ratio - decay * steps)
+        self._preemptions = step.preemptions
+        self._step_id = step.step_id

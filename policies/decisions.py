@@ -1,0 +1,122 @@
+"""The typed face of the hooks, and the only code that calls them.
+
+Every answer is checked before the core sees it. A policy that raises or answers wrongly costs
+itself the decision, not the service: the default decides for this step and `faults` rises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import structlog
+
+from cadenza.policies.profile import Profile
+from cadenza.policies.views import (
+    BoolArray,
+    FloatArray,
+    IntArray,
+    PreemptionCosts,
+    RequestColumns,
+    StepView,
+)
+
+Check = Callable[[Any], npt.NDArray[Any]]
+
+_log = structlog.get_logger(__name__)
+
+
+class AnswerError(Exception):
+    """A hook answered with something that cannot be used; the message says what is wrong."""
+
+
+class Decisions:
+    """Asks a profile's policies, one method a hook."""
+
+    def __init__(self, profile: Profile) -> None:
+        self._profile = profile
+        self.faults = 0
+
+    def order_admissions(self, waiting: RequestColumns, step: StepView) -> FloatArray:
+        """float64 [waiting], lowest first; +inf stays out of this step."""
+        return self._ask("order_admissions", _scores(len(waiting)), waiting=waiting, step=step)
+
+    def reserve_blocks(
+        self, running: RequestColumns, candidates: RequestColumns, step: StepView
+    ) -> IntArray:
+        """int64 [candidates + 1], blocks to keep free after the first k candidates entered."""
+        check = _counts(len(candidates) + 1)
+        return self._ask("reserve_blocks", check, running=running, candidates=candidates, step=step)
+
+    def select_victims(self, running: RequestColumns, step: StepView) -> FloatArray:
+        """float64 [running], lowest is preempted first."""
+        return self._ask("select_victims", _scores(len(running)), running=running, step=step)
+
+    def choose_preemption(
+        self, victims: RequestColumns, costs: PreemptionCosts, step: StepView
+    ) -> BoolArray:
+        """bool [victims], True wants a swap."""
+        check = _mask(len(victims))
+        return self._ask("choose_preemption", check, victims=victims, costs=costs, step=step)
+
+    def guard_starvation(self, waiting: RequestColumns, step: StepView) -> BoolArray:
+        """bool [waiting], True where any guard sees starvation."""
+        check = _mask(len(waiting))
+
+        def check_any(answers: Any) -> BoolArray:
+            masks = [check(answer) for answer in answers]
+            return np.logical_or.reduce(masks, axis=0) if masks else np.zeros(len(waiting), bool)
+
+        return self._ask("guard_starvation", check_any, waiting=waiting, step=step)
+
+    def _ask(self, hook: str, check: Check, **arguments: Any) -> npt.NDArray[Any]:
+        try:
+            answer = self._profile.chosen(hook)(**arguments)
+            if answer is not None:
+                return check(answer)
+        except Exception as error:
+            # The boundary between foreign code and the core: whatever it raised stays here.
+            self.faults += 1
+            _log.warning(
+                "policy fault", hook=hook, policy=self._profile.names[hook], error=repr(error)
+            )
+        return check(self._profile.default(hook)(**arguments))
+
+
+def _array(answer: Any, length: int, kinds: str, what: str) -> npt.NDArray[Any]:
+    if not isinstance(answer, np.ndarray):
+        raise AnswerError(f"expected a NumPy array of {what}, got {type(answer).__name__}")
+    if answer.shape != (length,):
+        raise AnswerError(f"expected shape ({length},), got {answer.shape}")
+    if answer.dtype.kind not in kinds:
+        raise AnswerError(f"expected {what}, got dtype {answer.dtype}")
+    return answer
+
+
+def _scores(length: int) -> Check:
+    def check(answer: Any) -> FloatArray:
+        scores = _array(answer, length, "fiu", "scores").astype(np.float64)
+        if np.isnan(scores).any() or np.isneginf(scores).any():
+            raise AnswerError("scores must not be NaN or -inf")
+        return scores
+
+    return check
+
+
+def _counts(length: int) -> Check:
+    def check(answer: Any) -> IntArray:
+        counts = _array(answer, length, "iu", "whole numbers").astype(np.int64)
+        if (counts < 0).any():
+            raise AnswerError("counts must not be negative")
+        return counts
+
+    return check
+
+
+def _mask(length: int) -> Check:
+    def check(answer: Any) -> BoolArray:
+        return _array(answer, length, "b", "booleans")
+
+    return check

@@ -1,0 +1,79 @@
+"""The questions the scheduler asks. This file is the contract for policy authors.
+
+Two kinds of hook. A *decision* (first result) is taken by one policy: the first that does not
+answer None; the default is asked last. A *union* (`guard_starvation`) asks every policy, and any
+True counts.
+
+For all of them: called at most once a step, from the engine's main thread, between two forward
+passes, so that every request waits while a hook runs. A hook must not block, await, write to the
+views, or keep them. Lower scores come first; for victims, lowest is evicted first. NaN and -inf
+are faults. Answers are proposals: allocation, reference counts, publishing and eviction stay in the
+core. When a hook raises, or answers with the wrong shape, type or values, the default decides for
+this step and `policy_faults` rises.
+"""
+
+from __future__ import annotations
+
+from cadenza.policies.markers import hookspec
+from cadenza.policies.views import (
+    BoolArray,
+    FloatArray,
+    IntArray,
+    PreemptionCosts,
+    RequestColumns,
+    StepView,
+)
+
+
+@hookspec(firstresult=True)
+def order_admissions(waiting: RequestColumns, step: StepView) -> FloatArray | None:
+    """Score the waiting requests; the lowest score is admitted first.
+
+    Called when at least one request waits and a seat is free. Return one float per waiting
+    request; +inf keeps a request out of this step. Ties keep arrival order. The scan ends at the
+    first request that does not fit. Default: arrival order. Stops at the first answer.
+    """
+
+
+@hookspec(firstresult=True)
+def reserve_blocks(
+    running: RequestColumns, candidates: RequestColumns, step: StepView
+) -> IntArray | None:
+    """Say how many blocks must stay free for growth if candidates enter.
+
+    Called after `order_admissions`, with the candidates in admission order. Return
+    len(candidates) + 1 whole numbers, none negative: element k must still be free once the first k
+    candidates hold their blocks. Waived when nothing runs. Default: adaptive new-token ratio.
+    Stops at the first answer.
+    """
+
+
+@hookspec(firstresult=True)
+def select_victims(running: RequestColumns, step: StepView) -> FloatArray | None:
+    """Score the running requests; the lowest score is preempted first.
+
+    Called when the running requests lack blocks for the tokens they are about to write. Just
+    enough of them are preempted, judged by the blocks they would free together. The request that
+    arrived first is taken last whatever its score. Default: newest admission first. Stops at the
+    first answer.
+    """
+
+
+@hookspec(firstresult=True)
+def choose_preemption(
+    victims: RequestColumns, costs: PreemptionCosts, step: StepView
+) -> BoolArray | None:
+    """Choose per victim: True swaps its blocks to the host, False drops them for recompute.
+
+    Called once the victims of this step are settled. A victim that cannot be swapped is recomputed
+    whatever the answer. Default: recompute. Stops at the first answer.
+    """
+
+
+@hookspec
+def guard_starvation(waiting: RequestColumns, step: StepView) -> BoolArray | None:
+    """Mark waiting requests that are starving; they are admitted before all others, by arrival.
+
+    Called before `order_admissions`, with the same requests. Every policy is asked, and any True
+    counts. Default: bounded overtake.
+    """

@@ -1,0 +1,127 @@
+"""Read-only views that hooks are given. A hook must not keep them after it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray: TypeAlias = npt.NDArray[np.int64]
+FloatArray: TypeAlias = npt.NDArray[np.float64]
+BoolArray: TypeAlias = npt.NDArray[np.bool_]
+
+
+class RequestColumns:
+    """One element a request in every column, all columns in the same order.
+
+    A column is gathered when it is first read, so a policy pays for what it looks at.
+    """
+
+    __slots__ = ("_columns", "_gathered", "_rows")
+
+    def __init__(self, columns: Mapping[str, npt.NDArray[Any]], rows: npt.NDArray[np.intp]) -> None:
+        self._columns = columns
+        self._rows = rows
+        self._gathered: dict[str, npt.NDArray[Any]] = {}
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def _gather(self, name: str) -> npt.NDArray[Any]:
+        column = self._gathered.get(name)
+        if column is None:
+            column = self._columns[name][self._rows]
+            column.flags.writeable = False
+            self._gathered[name] = column
+        return column
+
+    @property
+    def request(self) -> IntArray:
+        """The request's id, unique while the service runs."""
+        return self._gather("request")
+
+    @property
+    def arrival(self) -> IntArray:
+        """Rank of arrival: smaller came earlier, no two are equal."""
+        return self._gather("arrival")
+
+    @property
+    def arrival_s(self) -> FloatArray:
+        """Time of arrival, on the clock of `StepView.now_s`."""
+        return self._gather("arrival_s")
+
+    @property
+    def priority(self) -> IntArray:
+        """What the client asked for; a lower number is earlier."""
+        return self._gather("priority")
+
+    @property
+    def prompt_tokens(self) -> IntArray:
+        """Length of the prompt."""
+        return self._gather("prompt_tokens")
+
+    @property
+    def num_tokens(self) -> IntArray:
+        """Prompt and generated tokens together."""
+        return self._gather("num_tokens")
+
+    @property
+    def computed_tokens(self) -> IntArray:
+        """Tokens whose keys and values are on the device; 0 for a waiting request."""
+        return self._gather("computed_tokens")
+
+    @property
+    def generated_tokens(self) -> IntArray:
+        """Output tokens so far."""
+        return self._gather("generated_tokens")
+
+    @property
+    def max_tokens(self) -> IntArray:
+        """Output tokens at most."""
+        return self._gather("max_tokens")
+
+    @property
+    def blocks_held(self) -> IntArray:
+        """KV blocks in the request's table, shared ones included."""
+        return self._gather("blocks_held")
+
+    @property
+    def admission(self) -> IntArray:
+        """Rank of the latest admission: smaller was admitted earlier; -1 before the first."""
+        return self._gather("admission")
+
+    @property
+    def preemptions(self) -> IntArray:
+        """How often the request has been preempted."""
+        return self._gather("preemptions")
+
+    @property
+    def overtakes(self) -> IntArray:
+        """Later arrivals that were admitted for the first time ahead of this waiting request."""
+        return self._gather("overtakes")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepView:
+    """The scheduler's situation in this step."""
+
+    step_id: int
+    now_s: float  # monotonic seconds
+    free_blocks: int  # free or cached and unheld
+    total_blocks: int
+    block_size: int  # tokens
+    free_seats: int
+    token_budget: int  # tokens that may be computed in this step
+    preemptions: int  # since the engine started
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreemptionCosts:
+    """What each victim's way back would cost. One element a victim."""
+
+    recompute_tokens: IntArray  # to compute again, if no prefix survives in the cache
+    swap_blocks: IntArray  # to copy out, and later in
+    free_host_blocks: int  # 0: nothing can be swapped

@@ -1,0 +1,38 @@
+"""The scheduler's limits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """Limits, in tokens, blocks and rows. `watermark` is a share of the pool.
+
+    Raises:
+        ValueError: limits that contradict each other.
+    """
+
+    num_blocks: int
+    block_size: int
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    eos_token_ids: frozenset[int] = frozenset()
+    enable_prefix_caching: bool = True
+    watermark: float = 0.01
+
+    def __post_init__(self) -> None:
+        if self.max_model_len > self.num_blocks * self.block_size:
+            raise ValueError(
+                f"max_model_len {self.max_model_len} does not fit the pool of "
+                f"{self.num_blocks} blocks of {self.block_size} tokens"
+            )
+        least = max(self.max_num_seqs, self.block_size)
+        if self.max_num_batched_tokens < least:
+            raise ValueError(
+                f"max_num_batched_tokens {self.max_num_batched_tokens} is under {least}: every "
+                "running request decodes a token a step, and a prefill takes a block at least"
+            )
+        if not 0 <= self.watermark < 1:
+            raise ValueError(f"watermark {self.watermark} is no share of the pool in [0, 1)")

@@ -1,0 +1,31 @@
+"""The order of those who wait, beyond what a policy scores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+NORMAL_PER_STARVING = 3  # a starving row takes at most every fourth admission
+
+Indices = npt.NDArray[np.intp]
+
+
+def interleave(starving: Indices, normal: Indices, lead: int) -> Indices:
+    """Merge two orders: `lead` normal ones, then one starving to every three normal ones.
+
+    When one side runs out the other goes on alone.
+    """
+    places = np.arange(len(normal))
+    shift = (places - lead) // NORMAL_PER_STARVING + 1
+    normal_keys = places + np.where(places < lead, 0, shift)
+    starving_keys = lead + (NORMAL_PER_STARVING + 1) * np.arange(len(starving))
+    merged = np.concatenate((starving, normal))
+    return merged[np.argsort(np.concatenate((starving_keys, normal_keys)), kind="stable")]
+
+
+def later_admissions(arrivals: npt.NDArray[np.int64], fresh: Sequence[int]) -> Indices:
+    """For each arrival rank, how many of the `fresh` ones are later."""
+    ordered = np.sort(np.asarray(fresh, dtype=np.int64))
+    return len(ordered) - np.searchsorted(ordered, arrivals, side="right")

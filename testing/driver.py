@@ -1,0 +1,88 @@
+"""Drives a scheduler step by step on a manual clock, and checks it after every step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from cadenza.policies.decisions import Decisions
+from cadenza.policies.profile import Profile
+from cadenza.scheduler.config import SchedulerConfig
+from cadenza.scheduler.plan import StepOutcome, StepPlan
+from cadenza.scheduler.report import StepReport
+from cadenza.scheduler.request import Arrival
+from cadenza.scheduler.scheduler import Scheduler
+from cadenza.scheduler.states import FinishReason
+from cadenza.testing.fake_runner import EOS, FakeRunner
+
+STEP_S = 0.01
+
+
+class Driver:
+    """A scheduler, a fake runner, and a record of what each request got.
+
+    Limits are small unless given: 32 blocks of 4 tokens, 8 seats, 32 tokens a step, no watermark.
+    """
+
+    def __init__(self, profile: Profile | None = None, **limits: Any) -> None:
+        small: dict[str, Any] = {
+            "num_blocks": 32,
+            "block_size": 4,
+            "max_model_len": 64,
+            "max_num_seqs": 8,
+            "max_num_batched_tokens": 32,
+            "eos_token_ids": frozenset({EOS}),
+            "watermark": 0.0,
+        }
+        config = SchedulerConfig(**{**small, **limits})
+        self.decisions = Decisions(profile or Profile())
+        self.scheduler = Scheduler(config, self.decisions)
+        self.runner = FakeRunner(config.num_blocks, config.block_size)
+        self.now_s = 0.0
+        self.plan: StepPlan | None = None
+        self.outcome: StepOutcome | None = None
+        self.tokens: dict[int, list[int]] = {}
+        self.ends: dict[int, FinishReason] = {}
+        self.admitted: list[int] = []  # in order, once for each time
+        self.cached: dict[int, int] = {}  # prompt tokens found at the latest admission
+        self.preempted: list[int] = []  # in order, once for each time
+
+    def add(self, request: int, prompt: Sequence[int], max_tokens: int = 4, **fields: Any) -> None:
+        """Let a request arrive now."""
+        ids = np.array(prompt, dtype=np.int32)
+        arrival = Arrival(request=request, prompt=ids, max_tokens=max_tokens, **fields)
+        self.scheduler.add(arrival, self.now_s)
+
+    def step(self) -> StepReport:
+        """One step: the last outcome goes in, the invariants are checked, the plan is executed."""
+        self.now_s += STEP_S
+        report, self.plan = self.scheduler.step(self.now_s, self.outcome)
+        self.scheduler.check_invariants()
+        self._record(report)
+        self.outcome = self.runner.execute(self.plan) if self.plan else None
+        return report
+
+    def run(self, most_steps: int = 10_000) -> None:
+        """Step until nothing is left, then assert that every block has come back."""
+        for _ in range(most_steps):
+            if not self.scheduler.has_unfinished:
+                break
+            self.step()
+        assert not self.scheduler.has_unfinished, f"unfinished after {most_steps} steps"
+        statistics = self.scheduler.statistics()
+        assert statistics.free_blocks + statistics.cached_blocks == statistics.total_blocks
+
+    def _record(self, report: StepReport) -> None:
+        rows = zip(report.requests, report.tokens, report.finished, strict=True)
+        for request, token, code in ((int(r), int(t), int(c)) for r, t, c in rows):
+            assert request not in self.ends, "something arrived after the end"
+            if token >= 0:
+                self.tokens.setdefault(request, []).append(token)
+            if code != FinishReason.NOT.value:
+                self.ends[request] = FinishReason(code)
+        admitted = report.admitted.tolist()
+        self.admitted += admitted
+        self.cached.update(zip(admitted, report.admitted_cached.tolist(), strict=True))
+        self.preempted += report.preempted.tolist()
