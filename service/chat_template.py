@@ -13,11 +13,12 @@ from datetime import datetime
 from typing import Any
 
 import jinja2
-from cadenza.service.errors import InvalidRequest
 from jinja2 import nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from cadenza.service.errors import InvalidRequest
 
 
 class ChatTemplate:

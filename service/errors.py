@@ -4,7 +4,7 @@
     ├── InvalidRequest              the client must change the request (names the field)
     ├── UnknownModel                no such model here
     ├── Overloaded                  the queue is full; retry after a while
-    └── EngineUnavailable           the engine is starting, stopping or dead; retry elsewhere or later
+    └── EngineUnavailable           the engine is stopping or dead; retry elsewhere or later
         └── GenerationFailed        this generation failed after it had begun
 
 One table, `STATUS`, maps each to an HTTP status, an OpenAI error type and a gRPC code name.

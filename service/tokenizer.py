@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
+
 from cadenza.checkpoints.gguf import read_gguf
 from cadenza.service.chat_template import ChatTemplate
 from cadenza.service.errors import InvalidRequest
@@ -108,20 +109,23 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 def _from_gguf(path: Path) -> Tokenizer:
     metadata = read_gguf(path).metadata
     backend = build_tokenizer(metadata)
-    names = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding", "unk_token": "unknown"}
-    ids = {name: metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in names.items()}
-    tokens = {name: backend.id_to_token(int(i)) for name, i in ids.items() if i is not None}
+    ids = _special_ids(metadata)
+    texts = {name: text for name, i in ids.items() if (text := backend.id_to_token(i))}
     source = metadata.get("tokenizer.chat_template")
     # llama.cpp's rule: the Llama 3 vocabulary opens with BOS unless the file says otherwise
     by_default = metadata.get("tokenizer.ggml.pre") in ("llama-bpe", "llama3")
-    opens = (
-        metadata.get("tokenizer.ggml.add_bos_token", by_default) and ids["bos_token"] is not None
-    )
+    opens = metadata.get("tokenizer.ggml.add_bos_token", by_default) and "bos_token" in ids
     return Tokenizer(
         backend,
-        ChatTemplate(str(source), tokens) if source else None,
-        [int(ids["bos_token"])] if opens else (),
+        ChatTemplate(str(source), texts) if source else None,
+        [ids["bos_token"]] if opens else (),
     )
+
+
+def _special_ids(metadata: Mapping[str, Any]) -> dict[str, int]:
+    names = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding", "unk_token": "unknown"}
+    stored = {name: metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in names.items()}
+    return {name: int(token) for name, token in stored.items() if token is not None}
 
 
 def _from_folder(folder: Path) -> Tokenizer:

@@ -1,0 +1,168 @@
+"""One choice of a generation: from the engine's tokens to text, up to its one end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from cadenza.service.detokenizer import Detokenizer
+from cadenza.service.events import (
+    Delta,
+    Event,
+    Finished,
+    FinishReason,
+    PositionLogprobs,
+    TokenLogprob,
+)
+from cadenza.service.stop_strings import StopStrings
+from cadenza.service.tokenizer import Tokenizer
+from cadenza.wire import arrays
+from cadenza.wire.messages import Finished as RowEnd
+from cadenza.wire.messages import RowLogprobs
+
+
+class Owner(Protocol):
+    """The generation that a choice belongs to."""
+
+    def choice_changed(self, choice: Choice) -> None:
+        """There is something to `drain`; `choice.finished` may have been set."""
+
+    def choice_admitted(self, choice: Choice, cached_tokens: int) -> None:
+        """The choice got a seat, for the first time or again."""
+
+    def choice_preempted(self, choice: Choice) -> None:
+        """The choice lost its seat for a while."""
+
+    def choice_failed(self, message: str, *, retryable: bool) -> None:
+        """The choice ended without a result."""
+
+    def choice_stopped(self, choice: Choice) -> None:
+        """A stop string ended the choice, which the engine does not know yet."""
+
+
+class Choice:
+    """Receives one row's tokens (`engine_client.Row`) and keeps what its reader has not taken.
+
+    Text is decoded on arrival, so that a stop string ends the row even if nobody is reading. What
+    is kept is at most max_tokens of output, merged into one Delta whenever the reader comes.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        number: int,
+        owner: Owner,
+        tokenizer: Tokenizer,
+        prompt: Sequence[int],
+        stops: Sequence[str],
+    ) -> None:
+        self.index = index
+        self.number = number  # the engine's name for it
+        self.num_tokens = 0  # generated, the ending token included
+        self.finished: Finished | None = None
+        self._owner = owner
+        self._tokenizer = tokenizer
+        self._detokenizer = Detokenizer(tokenizer.backend, prompt)
+        self._stops = StopStrings(stops)
+        self._texts: list[str] = []
+        self._token_ids: list[int] = []
+        self._logprobs: list[PositionLogprobs] = []
+        self._end_taken = False
+
+    def drain(self) -> list[Event]:
+        """Everything new since the last call: at most one Delta, then the end."""
+        events: list[Event] = []
+        if self._token_ids or self._texts:
+            text = "".join(self._texts)
+            events.append(
+                Delta(
+                    choice=self.index,
+                    text=text,
+                    token_ids=self._token_ids,
+                    logprobs=self._logprobs,
+                )
+            )
+            self._texts, self._token_ids, self._logprobs = [], [], []
+        if self.finished is not None and not self._end_taken:
+            self._end_taken = True
+            events.append(self.finished)
+        return events
+
+    # engine_client.Row
+
+    def on_admitted(self, cached_tokens: int) -> None:
+        self._owner.choice_admitted(self, cached_tokens)
+
+    def on_preempted(self) -> None:
+        self._owner.choice_preempted(self)
+
+    def on_failed(self, message: str, *, retryable: bool) -> None:
+        self._owner.choice_failed(message, retryable=retryable)
+
+    def on_token(self, token: int, finished: int, logprobs: RowLogprobs | None) -> None:
+        if finished == RowEnd.FAILED:
+            message = "The model could not go on with this request."
+            self._owner.choice_failed(message, retryable=False)
+            return
+        self._count(token, logprobs)
+        shown = finished not in (RowEnd.EOS, RowEnd.STOP_TOKEN) and token >= 0
+        self._say(self._detokenizer.push(token) if shown else "")
+        if finished and self.finished is None:
+            self._end(finished, token)
+        elif self.finished is not None and not finished:
+            self._owner.choice_stopped(self)
+        self._owner.choice_changed(self)
+
+    def _count(self, token: int, logprobs: RowLogprobs | None) -> None:
+        if token < 0:
+            return
+        self.num_tokens += 1
+        self._token_ids.append(token)
+        if logprobs is not None:
+            self._logprobs.append(self._position(token, logprobs))
+
+    def _say(self, text: str) -> None:
+        """Show text, as far as no stop string may begin in it."""
+        if not text:
+            return
+        shown, stop = self._stops.push(text)
+        if shown:
+            self._texts.append(shown)
+        if stop is not None:
+            self._finish(FinishReason.STOP, stop)
+
+    def _end(self, finished: int, token: int) -> None:
+        """The engine ended the row: what is held comes out, and may still hold a stop string."""
+        self._say(self._detokenizer.flush())
+        if self.finished is not None:
+            return
+        if held := self._stops.flush():
+            self._texts.append(held)
+        if finished == RowEnd.LENGTH:
+            self._finish(FinishReason.LENGTH, None)
+        else:
+            self._finish(FinishReason.STOP, token if finished == RowEnd.STOP_TOKEN else None)
+
+    def _finish(self, reason: FinishReason, stop_reason: str | int | None) -> None:
+        self.finished = Finished(
+            choice=self.index,
+            reason=reason,
+            stop_reason=stop_reason,
+            completion_tokens=self.num_tokens,
+        )
+
+    def _position(self, token: int, logprobs: RowLogprobs) -> PositionLogprobs:
+        best = zip(
+            arrays.view_ids(logprobs.top_ids).tolist(),
+            arrays.view_floats(logprobs.top_logprobs).tolist(),
+            strict=True,
+        )
+        return PositionLogprobs(
+            sampled=self._token_logprob(token, logprobs.logprob),
+            top=[self._token_logprob(candidate, logprob) for candidate, logprob in best],
+        )
+
+    def _token_logprob(self, token: int, logprob: float) -> TokenLogprob:
+        utf8 = self._tokenizer.bytes[token]
+        text = utf8.decode(errors="replace")
+        return TokenLogprob(token_id=token, text=text, utf8=utf8, logprob=logprob)

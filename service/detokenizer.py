@@ -1,0 +1,72 @@
+"""Token ids to text, one choice at a time and never half a character."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tokenizers
+from tokenizers.decoders import DecodeStream
+
+# How much of what came before a decoder must see to join correctly (leading spaces, a byte pair).
+_CONTEXT_TOKENS = 8
+# A UTF-8 character has at most four bytes, so that this many open tokens are no character.
+_MAX_HELD = 4
+
+
+class Detokenizer:
+    """Decodes incrementally. The pieces joined are the text, however the ids were split.
+
+    A character's text comes with its last token. Bytes that never become a character come out as
+    U+FFFD after a few tokens, or at the end. Special tokens have no text.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, prompt: Sequence[int]) -> None:
+        self._backend = backend
+        self._context = list(prompt[-_CONTEXT_TOKENS:])
+        self._held: list[int] = []
+        self._stream = self._start()
+
+    def push(self, token_id: int) -> str:
+        """The text that this token completes, perhaps none."""
+        self._held.append(token_id)
+        try:
+            text = self._stream.step(self._backend, token_id)
+        except Exception:
+            # "Invalid prefix encountered" (a plain Exception): the decoder rewrote what it had
+            # said, which some normalising decoders do. Decoding the held ids afresh loses nothing.
+            return self.flush()
+        if text is None:
+            return self.flush() if len(self._held) > _MAX_HELD else ""
+        self._settle()
+        return _encodable(text)
+
+    def flush(self) -> str:
+        """The text of what is held, its incomplete bytes as U+FFFD."""
+        if not self._held:
+            return ""
+        before = self._decode(self._context)
+        text = self._decode([*self._context, *self._held])
+        # The prompt's end may join with the first held bytes; then there is no common prefix
+        held = text[len(before) :] if text.startswith(before) else self._decode(self._held)
+        self._settle()
+        self._stream = self._start()
+        return _encodable(held)
+
+    def _settle(self) -> None:
+        self._context = [*self._context, *self._held][-_CONTEXT_TOKENS:]
+        self._held.clear()
+
+    def _start(self) -> DecodeStream:
+        return DecodeStream(ids=self._context, skip_special_tokens=True)
+
+    def _decode(self, ids: list[int]) -> str:
+        return str(self._backend.decode(ids, skip_special_tokens=True))
+
+
+def _encodable(text: str) -> str:
+    """The text with lone surrogates replaced: JSON and protobuf must be able to carry it."""
+    return (
+        text
+        if text.isascii()
+        else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    )

@@ -1,0 +1,246 @@
+"""The front's end of the socketpair: sends rows to the engine and hands out what comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import socket
+from collections.abc import Callable
+from typing import Protocol, cast
+
+import structlog
+
+from cadenza.service.errors import EngineUnavailable
+from cadenza.wire import arrays
+from cadenza.wire.codec import FrameError, FrameReader, encode
+from cadenza.wire.messages import (
+    Cancel,
+    Counters,
+    EngineConfig,
+    Failed,
+    Finish,
+    Progress,
+    Ready,
+    RowLogprobs,
+    Shutdown,
+    Start,
+    Step,
+    Submit,
+    ToEngine,
+    ToFront,
+)
+
+logger = structlog.get_logger(__name__)
+
+_GONE = "The engine process is gone."
+
+
+class Row(Protocol):
+    """Receives what the engine says about one row. Called on the loop; must not block or raise."""
+
+    def on_admitted(self, cached_tokens: int) -> None:
+        """The row got a seat, for the first time or again."""
+
+    def on_preempted(self) -> None:
+        """The row lost its seat."""
+
+    def on_token(self, token: int, finished: int, logprobs: RowLogprobs | None) -> None:
+        """One token, or an end (`wire.messages.Finished`), or both."""
+
+    def on_failed(self, message: str, *, retryable: bool) -> None:
+        """The row ended without a result. Nothing follows."""
+
+
+class EngineClient(asyncio.Protocol):
+    """One connection to one engine process.
+
+    `connect` makes it. Every registered row gets an end: a finishing token, or `on_failed` when
+    the engine fails or its connection is lost, after which `send` raises EngineUnavailable.
+    """
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.counters = Counters()
+        self.failure: str | None = None  # why the engine is dead, for operators
+        self._reader: FrameReader[ToFront] = FrameReader(ToFront)  # type: ignore[arg-type]
+        self._transport: asyncio.WriteTransport | None = None
+        self._rows: dict[int, Row] = {}
+        self._numbers = itertools.count(1)
+        self._ready: asyncio.Future[Ready] = loop.create_future()
+        self._lost: asyncio.Future[None] = loop.create_future()
+        self._closing = False
+        self._on_progress: list[Callable[[Progress], None]] = []
+
+    @classmethod
+    async def connect(cls, end: socket.socket) -> EngineClient:
+        """Take over one end of a socketpair, which now belongs to the client."""
+        loop = asyncio.get_running_loop()
+        end.setblocking(False)
+        _, client = await loop.create_unix_connection(cls, sock=end)
+        return client
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that have not ended."""
+        return len(self._rows)
+
+    @property
+    def limits(self) -> Ready | None:
+        """What the engine said when it was ready; None before."""
+        if self._ready.done() and not self._ready.exception():
+            return self._ready.result()
+        return None
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether a row sent now would be served."""
+        return self.failure is None and self.limits is not None
+
+    def start(self, config: EngineConfig) -> None:
+        """Send the engine its configuration, which is the first message."""
+        self.send(Start(config))
+
+    def watch_progress(self, callback: Callable[[Progress], None]) -> None:
+        """Call back on the loop for every start-up message."""
+        self._on_progress.append(callback)
+
+    async def ready(self) -> Ready:
+        """Wait until the engine serves.
+
+        Raises:
+            EngineUnavailable: it is dead, or dies while loading.
+        """
+        if self.failure is None:
+            ready = await asyncio.shield(self._ready)
+        if self.failure is not None:
+            raise EngineUnavailable(self.failure)
+        return ready
+
+    async def lost(self) -> None:
+        """Wait until the connection is over, for whatever reason."""
+        await asyncio.shield(self._lost)
+
+    def next_number(self) -> int:
+        """A request number that this client has never given out."""
+        return next(self._numbers)
+
+    def submit(self, message: Submit, row: Row) -> None:
+        """Send a row, and hand what comes back for it to `row`.
+
+        Raises:
+            EngineUnavailable: the engine is dead.
+        """
+        self.send(message)
+        self._rows[message.request] = row
+
+    def cancel(self, request: int) -> None:
+        """Forget a row and tell the engine, if it has not ended. Idempotent, never raises."""
+        if self._rows.pop(request, None) is not None and self.failure is None:
+            self.send(Cancel(request))
+
+    def finish(self, request: int, tokens_kept: int) -> None:
+        """End a row normally after `tokens_kept` tokens, and forget it. Never raises."""
+        if self._rows.pop(request, None) is not None and self.failure is None:
+            self.send(Finish(request, tokens_kept))
+
+    def send(self, message: ToEngine) -> None:
+        """Send without waiting.
+
+        Raises:
+            EngineUnavailable: the engine is dead.
+        """
+        if self.failure is not None or self._transport is None:
+            raise EngineUnavailable(self.failure or _GONE)
+        self._transport.write(encode(message))
+
+    def close(self) -> None:
+        """Ask the engine to leave, and close the connection once that is sent. Idempotent."""
+        if self.failure is None and self._transport is not None and not self._closing:
+            self._closing = True
+            self.send(Shutdown())
+            self._transport.close()
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports do not derive from asyncio's
+        self._transport = cast(asyncio.WriteTransport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for message in self._reader.feed(data):
+                self._dispatch(message)
+        except (FrameError, ValueError) as error:  # ValueError: arrays of unequal lengths
+            self._fail(f"The engine sent what we cannot read: {error}")
+
+    def eof_received(self) -> bool:
+        return False  # close our half too
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._fail("The service is shutting down." if self._closing else _GONE)
+        if not self._lost.done():
+            self._lost.set_result(None)
+
+    # messages
+
+    def _dispatch(self, message: ToFront) -> None:
+        match message:
+            case Step():
+                self._on_step(message)
+            case Failed():
+                self._on_failed(message)
+            case Ready():
+                if not self._ready.done():
+                    self._ready.set_result(message)
+            case Progress():
+                for callback in self._on_progress:
+                    callback(message)
+
+    def _on_failed(self, failed: Failed) -> None:
+        if failed.request is None:
+            self._fail(failed.message)
+        elif row := self._rows.pop(failed.request, None):
+            row.on_failed(failed.message, retryable=False)
+
+    def _on_step(self, step: Step) -> None:
+        self.counters = step.counters
+        rows = self._rows
+        if step.preempted:
+            for request in arrays.view_requests(step.preempted).tolist():
+                if row := rows.get(request):
+                    row.on_preempted()
+        if step.admitted:
+            cached = arrays.view_ids(step.admitted_cached).tolist()
+            for request, tokens in zip(
+                arrays.view_requests(step.admitted).tolist(), cached, strict=True
+            ):
+                if row := rows.get(request):
+                    row.on_admitted(tokens)
+        self._hand_out_tokens(step)
+
+    def _hand_out_tokens(self, step: Step) -> None:
+        rows = self._rows
+        requests = arrays.view_requests(step.requests).tolist()
+        tokens = arrays.view_ids(step.tokens).tolist()
+        logprobs = {entry.row: entry for entry in step.logprobs}
+        columns = zip(requests, tokens, step.finished, strict=True)
+        for index, (request, token, finished) in enumerate(columns):
+            row = rows.pop(request, None) if finished else rows.get(request)
+            if row is not None:
+                row.on_token(token, finished, logprobs.get(index))
+
+    def _fail(self, reason: str) -> None:
+        """The engine is dead: everybody who waits is told, once."""
+        if self.failure is not None:
+            return
+        self.failure = reason
+        if not self._closing:
+            logger.error("engine_lost", reason=reason, rows=len(self._rows))
+        if not self._ready.done():
+            self._ready.set_exception(EngineUnavailable(reason))
+            self._ready.exception()  # seen: nobody need be waiting
+        rows, self._rows = self._rows, {}
+        for row in rows.values():
+            row.on_failed(reason, retryable=True)
+        if self._transport is not None:
+            self._transport.close()

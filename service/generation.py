@@ -1,0 +1,181 @@
+"""One client request while it runs: its choices' events, merged for one reader."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+
+from cadenza.service.choice import Choice
+from cadenza.service.engine_client import EngineClient
+from cadenza.service.errors import GenerationFailed
+from cadenza.service.events import Admitted, Event, FinishReason, Preempted
+from cadenza.service.metrics import RequestTimer
+from cadenza.service.tokenizer import Tokenizer
+from cadenza.wire.messages import Submit
+
+
+class Generation:
+    """A running request. Iterate once, by one reader; leave early only through `cancel`.
+
+    Each item is everything that is new since the last one, never empty; a slow reader gets
+    larger items, and nothing is lost. Iteration ends after every choice's `Finished`, or raises
+    GenerationFailed after what came before the failure. As an async context manager it cancels on
+    exit whatever has not ended.
+    """
+
+    def __init__(
+        self,
+        *,
+        id: str,
+        model: str,
+        prompt: Sequence[int],
+        engine: EngineClient,
+        timer: RequestTimer,
+        on_seated: Callable[[], None],
+    ) -> None:
+        """`Generator.submit` makes them.
+
+        `on_seated` is called once for each choice, when it no longer waits for its first seat.
+        """
+        self.id = id
+        self.model = model
+        self.created = int(time.time())
+        self.prompt_tokens = len(prompt)
+        self.cached_tokens = 0  # of the prompt, known once the first choice is admitted
+        self._prompt = prompt
+        self._engine = engine
+        self._timer = timer
+        self._on_seated = on_seated
+        self._choices: list[Choice] = []
+        self._unseated: set[Choice] = set()
+        self._notices: list[Event] = []
+        self._admitted = False
+        self._failure: GenerationFailed | None = None
+        self._ended = False
+        self._cancelled = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def num_choices(self) -> int:
+        return len(self._choices)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every choice has finished, or the whole failed or was cancelled."""
+        return self._ended
+
+    def launch(self, rows: Sequence[Submit], tokenizer: Tokenizer, stops: Sequence[str]) -> None:
+        """Send every choice to the engine. Called once, by `Generator.submit`.
+
+        Raises:
+            EngineUnavailable: the engine is dead; no choice is left behind.
+        """
+        for row in rows:
+            choice = Choice(row.choice, row.request, self, tokenizer, self._prompt, stops)
+            self._choices.append(choice)
+            self._unseated.add(choice)
+        try:
+            for row, choice in zip(rows, self._choices, strict=True):
+                self._engine.submit(row, choice)
+        except BaseException:
+            self._end("error")
+            raise
+
+    def cancel(self) -> None:
+        """Stop at once. Idempotent; does nothing once the generation is over."""
+        if not self._ended:
+            self._cancelled = True
+            self._end("abort")
+
+    async def __aenter__(self) -> Generation:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.cancel()
+
+    def __aiter__(self) -> Generation:
+        return self
+
+    async def __anext__(self) -> list[Event]:
+        while not self._cancelled:
+            if batch := self._drain():
+                return batch
+            if self._failure is not None:
+                raise self._failure
+            if self._ended:
+                break
+            await self._wait()
+        raise StopAsyncIteration
+
+    def _drain(self) -> list[Event]:
+        batch, self._notices = self._notices, []
+        for choice in self._choices:
+            batch += choice.drain()
+        return batch
+
+    async def _wait(self) -> None:
+        assert self._waiter is None, "a generation has one reader"
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _end(self, reason: str) -> None:
+        self._ended = True
+        for choice in self._choices:
+            self._seat(choice)
+            if choice.finished is None:
+                self._engine.cancel(choice.number)
+        self._timer.ended(reason)
+        self._wake()
+
+    def _seat(self, choice: Choice) -> None:
+        if choice in self._unseated:
+            self._unseated.remove(choice)
+            self._on_seated()
+
+    # choice.Owner
+
+    def choice_changed(self, choice: Choice) -> None:
+        self._seat(choice)
+        self._timer.token(choice.index)
+        if all(choice.finished is not None for choice in self._choices) and not self._ended:
+            self._end(self._reason())
+        self._wake()
+
+    def choice_admitted(self, choice: Choice, cached_tokens: int) -> None:
+        self._seat(choice)
+        if not self._admitted:
+            self._admitted = True
+            self.cached_tokens = cached_tokens
+            self._notices.append(Admitted(cached_tokens=cached_tokens))
+            self._wake()
+
+    def choice_preempted(self, choice: Choice) -> None:
+        self._notices.append(Preempted(choice=choice.index))
+        self._wake()
+
+    def choice_failed(self, message: str, *, retryable: bool) -> None:
+        if not self._ended:
+            self._failure = GenerationFailed(message, retryable=retryable)
+            self._end("error")
+
+    def choice_stopped(self, choice: Choice) -> None:
+        self._engine.finish(choice.number, choice.num_tokens)
+
+    def _reason(self) -> str:
+        finished = [choice.finished for choice in self._choices if choice.finished]
+        cut = any(end.reason is FinishReason.LENGTH for end in finished)
+        return "length" if cut else "stop"

@@ -1,0 +1,188 @@
+"""Takes requests in: checks them, encodes them off the loop, and sends them to the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+
+from cadenza.service.engine_client import EngineClient
+from cadenza.service.errors import InvalidRequest, Overloaded, UnknownModel
+from cadenza.service.generation import Generation
+from cadenza.service.limits import Limits
+from cadenza.service.metrics import Metrics, RequestTimer
+from cadenza.service.request import GenerationRequest
+from cadenza.service.tokenizer import Tokenizer
+from cadenza.service.validation import CheckedRequest, Prompt, check, refuse_overlong
+from cadenza.wire.arrays import pack_ids
+from cadenza.wire.messages import Ready, Submit
+
+_ENCODER_THREADS = 2
+
+
+class Generator:
+    """One served model. Belongs to the event loop that made it; `close` when that ends."""
+
+    def __init__(
+        self,
+        engine: EngineClient,
+        tokenizer: Tokenizer,
+        *,
+        model_names: Sequence[str],
+        limits: Limits | None = None,
+        metrics: Metrics | None = None,
+    ) -> None:
+        """Serve `engine` under `model_names`, of which the first is told to clients."""
+        self.engine = engine
+        self.tokenizer = tokenizer
+        self.model_names = tuple(model_names)
+        self.limits = limits or Limits()
+        self.metrics = metrics or Metrics()
+        self.created = int(time.time())
+        self.num_queued = 0  # choices accepted here that have had no seat yet
+        self._encoders = ThreadPoolExecutor(_ENCODER_THREADS, thread_name_prefix="encode")
+
+    @property
+    def model_name(self) -> str:
+        return self.model_names[0]
+
+    def check_model(self, name: object) -> None:
+        """Accept a served name, or none at all.
+
+        Raises:
+            UnknownModel: another name.
+        """
+        if name is not None and name not in self.model_names:
+            served = ", ".join(self.model_names)
+            raise UnknownModel(f"The model does not exist here; served: {served}.")
+
+    async def submit(self, request: GenerationRequest) -> Generation:
+        """Start a request. Waits while the engine loads and while the prompt is encoded.
+
+        Cancelling the call leaves nothing behind. The caller must iterate the generation to its
+        end, or cancel it.
+
+        Raises:
+            InvalidRequest: a field is wrong, or prompt and max_tokens exceed the model's context.
+            UnknownModel: the request names a model that is not served.
+            Overloaded: too many choices wait already.
+            EngineUnavailable: the engine is dead.
+        """
+        timer = RequestTimer(self.metrics)
+        self.check_model(request.model)
+        ready = await self._ready()
+        checked = check(request, self.limits, ready)
+        self._enqueue(checked.num_choices)
+        try:
+            prompt = await self._encode(checked.prompt, ready.max_model_len)
+            max_tokens = _max_tokens(checked, len(prompt), ready.max_model_len)
+        except BaseException:
+            self._dequeue(checked.num_choices)
+            raise
+        return self._launch(checked, prompt, max_tokens, timer)
+
+    def close(self) -> None:
+        """Let go of the encoder threads. Running encodes finish on their own."""
+        self._encoders.shutdown(wait=False, cancel_futures=True)
+
+    async def _ready(self) -> Ready:
+        """The engine's limits; waiting for them takes a place in the queue."""
+        if self.engine.limits is not None and self.engine.is_serving:
+            return self.engine.limits
+        self._enqueue(1)
+        try:
+            return await self.engine.ready()
+        finally:
+            self._dequeue(1)
+
+    def _enqueue(self, choices: int) -> None:
+        if self.num_queued + choices > self.limits.max_queued:
+            raise Overloaded(
+                f"The queue is full ({self.num_queued} choices wait). Try again later."
+            )
+        self.num_queued += choices
+
+    def _dequeue(self, choices: int = 1) -> None:
+        self.num_queued -= choices
+
+    async def _encode(self, prompt: Prompt, max_model_len: int) -> Sequence[int]:
+        if prompt.token_ids is not None:
+            return prompt.token_ids
+        max_chars = max_model_len * self.tokenizer.max_chars_per_token
+        if prompt.num_chars > max_chars:
+            raise InvalidRequest(
+                f"The prompt has {prompt.num_chars} characters, which cannot fit the model's "
+                f"context of {max_model_len} tokens.",
+                prompt.field,
+            )
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._encoders, self._encode_now, prompt, max_chars)
+
+    def _encode_now(self, prompt: Prompt, max_chars: int) -> Sequence[int]:
+        if prompt.messages is not None:
+            # What a template adds to short messages must not count against them
+            template = self.tokenizer.template
+            bound = max_chars + (len(template.source) if template else 0)
+            return self.tokenizer.encode_messages(prompt.messages, max_chars=bound)
+        assert prompt.text is not None
+        return self.tokenizer.encode_text(prompt.text)
+
+    def _launch(
+        self, checked: CheckedRequest, prompt: Sequence[int], max_tokens: int, timer: RequestTimer
+    ) -> Generation:
+        generation = Generation(
+            id=uuid.uuid4().hex,
+            model=self.model_name,
+            prompt=prompt,
+            engine=self.engine,
+            timer=timer,
+            on_seated=self._dequeue,
+        )
+        generation.launch(self._rows(checked, prompt, max_tokens), self.tokenizer, checked.stops)
+        self.metrics.prompt_tokens += len(prompt)
+        return generation
+
+    def _rows(
+        self, checked: CheckedRequest, prompt: Sequence[int], max_tokens: int
+    ) -> list[Submit]:
+        first = Submit(
+            request=self.engine.next_number(),
+            prompt=pack_ids(prompt),
+            max_tokens=max_tokens,
+            sampling=checked.sampling,
+            stop_token_ids=checked.stop_token_ids,
+            ignore_eos=checked.ignore_eos,
+            priority=checked.priority,
+            tenant=checked.tenant,
+            cache_salt=checked.cache_salt,
+        )
+        others = (
+            msgspec.structs.replace(first, request=self.engine.next_number(), choice=choice)
+            for choice in range(1, checked.num_choices)
+        )
+        return [first, *others]
+
+
+def _max_tokens(checked: CheckedRequest, prompt_tokens: int, max_model_len: int) -> int:
+    """How many tokens may be generated.
+
+    Raises:
+        InvalidRequest: the prompt alone, or with max_tokens, exceeds the context.
+    """
+    room = max_model_len - prompt_tokens
+    if prompt_tokens == 0:
+        raise InvalidRequest("The prompt has no tokens.", checked.prompt.field)
+    refuse_overlong(prompt_tokens, max_model_len, checked.prompt.field)
+    if checked.max_tokens is None:
+        return room
+    if checked.max_tokens > room:
+        raise InvalidRequest(
+            f"max_tokens is {checked.max_tokens}, but a prompt of {prompt_tokens} tokens leaves "
+            f"{room} of the model's context of {max_model_len} tokens.",
+            "max_tokens",
+        )
+    return checked.max_tokens

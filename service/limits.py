@@ -1,0 +1,20 @@
+"""How much one client, and all together, may ask for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Bounds that do not depend on the model. Beyond them a request is refused, never clipped."""
+
+    max_queued: int = 256  # choices without a first seat yet
+    max_choices: int = 16
+    max_messages: int = 4096
+    max_stops: int = 4
+    max_stop_chars: int = 256
+    max_stop_token_ids: int = 16
+    max_logprobs: int = 20
+    max_salt_chars: int = 128
+    max_tenant_chars: int = 128

@@ -1,0 +1,180 @@
+"""From a client's request to checked values. Knows no model: `Generator` checks lengths."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cadenza.service import fields
+from cadenza.service.errors import InvalidRequest
+from cadenza.service.limits import Limits
+from cadenza.service.messages import check_messages
+from cadenza.service.request import GenerationRequest
+from cadenza.wire.messages import Ready, Sampling
+
+_INT32 = 2**31 - 1
+_INT64 = 2**63 - 1
+_MAX_TEMPERATURE = 100.0
+# Below this the softmax is one-hot in float32, or overflows: it is greedy by another name
+_GREEDY_BELOW = 1e-5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """Exactly one of these is set."""
+
+    text: str | None = None
+    token_ids: Sequence[int] | None = None
+    messages: Sequence[Mapping[str, Any]] | None = None
+
+    @property
+    def field(self) -> str:
+        """The client's name for it."""
+        return "messages" if self.messages is not None else "prompt"
+
+    @property
+    def num_chars(self) -> int:
+        """Characters to encode; none for token ids."""
+        contents = (message["content"] for message in self.messages or ())
+        return len(self.text or "") + sum(map(len, contents))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedRequest:
+    """A request whose values are all in range, defaults filled in."""
+
+    prompt: Prompt
+    max_tokens: int | None  # None: the rest of the context
+    sampling: Sampling
+    num_choices: int
+    stops: tuple[str, ...]
+    stop_token_ids: tuple[int, ...]
+    ignore_eos: bool
+    priority: int
+    tenant: str
+    cache_salt: str
+
+
+def check(request: GenerationRequest, limits: Limits, engine: Ready) -> CheckedRequest:
+    """Check every field but the model's name, and the lengths of what is yet to be encoded.
+
+    Raises:
+        InvalidRequest: names the first field that is wrong.
+    """
+    _refuse_min_tokens(request.min_tokens)
+    vocab_size = engine.vocab_size
+    return CheckedRequest(
+        prompt=_prompt(request, limits, engine),
+        max_tokens=_optional_integer(request.max_tokens, "max_tokens", 1, _INT32),
+        sampling=_sampling(request, limits),
+        num_choices=_default(_optional_integer(request.n, "n", 1, limits.max_choices), 1),
+        stops=_stops(request.stop, limits),
+        stop_token_ids=_stop_token_ids(request.stop_token_ids, limits, vocab_size),
+        ignore_eos=request.ignore_eos is not None and fields.flag(request.ignore_eos, "ignore_eos"),
+        priority=_default(_optional_integer(request.priority, "priority", -_INT32 - 1, _INT32), 0),
+        tenant=_name(request.tenant, "tenant", limits.max_tenant_chars),
+        cache_salt=_name(request.cache_salt, "cache_salt", limits.max_salt_chars),
+    )
+
+
+def _prompt(request: GenerationRequest, limits: Limits, engine: Ready) -> Prompt:
+    given = (request.text, request.token_ids, request.messages)
+    if sum(value is not None for value in given) != 1:
+        raise InvalidRequest("Exactly one of a prompt and messages must be given.", "prompt")
+    if request.text is not None:
+        return Prompt(text=fields.string(request.text, "prompt", empty=False))
+    if request.token_ids is not None:
+        return Prompt(token_ids=_token_ids(request.token_ids, engine))
+    return Prompt(messages=check_messages(request.messages, limits.max_messages))
+
+
+def _token_ids(value: Any, engine: Ready) -> Sequence[int]:
+    ids = fields.items(value, "prompt", _INT32)
+    vocab_size = engine.vocab_size
+    if not ids:
+        raise InvalidRequest("prompt must not be empty.", "prompt")
+    refuse_overlong(len(ids), engine.max_model_len, "prompt")  # before looking at each
+    for index, token in enumerate(ids):
+        if type(token) is not int or not 0 <= token < vocab_size:
+            raise InvalidRequest(
+                f"prompt[{index}] must be a token id between 0 and {vocab_size - 1}.", "prompt"
+            )
+    return ids
+
+
+def refuse_overlong(prompt_tokens: int, max_model_len: int, field: str) -> None:
+    """A prompt must leave room for one token at least.
+
+    Raises:
+        InvalidRequest: it does not.
+    """
+    if prompt_tokens >= max_model_len:
+        raise InvalidRequest(
+            f"The prompt has {prompt_tokens} tokens, which leaves no room in the model's "
+            f"context of {max_model_len} tokens.",
+            field,
+        )
+
+
+def _sampling(request: GenerationRequest, limits: Limits) -> Sampling:
+    temperature = _number(request.temperature, "temperature", 0.0, _MAX_TEMPERATURE, 1.0)
+    return Sampling(
+        temperature=0.0 if temperature < _GREEDY_BELOW else temperature,
+        top_k=_top_k(request.top_k),
+        top_p=_number(request.top_p, "top_p", 0.0, 1.0, 1.0, above=True),
+        min_p=_number(request.min_p, "min_p", 0.0, 1.0, 0.0),
+        seed=_seed(request.seed),
+        logprobs=_optional_integer(request.logprobs, "logprobs", 0, limits.max_logprobs),
+    )
+
+
+def _top_k(value: Any) -> int:
+    top_k = _default(_optional_integer(value, "top_k", -1, _INT32), 0)
+    return max(top_k, 0)  # -1 is off too, as in vLLM
+
+
+def _seed(value: Any) -> int:
+    if value is None:
+        return secrets.randbits(64)
+    return fields.integer(value, "seed", -_INT64 - 1, _INT64) % 2**64
+
+
+def _stops(value: Any, limits: Limits) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    stops = fields.items([value] if isinstance(value, str) else value, "stop", limits.max_stops)
+    return tuple(
+        fields.string(stop, "stop", max_chars=limits.max_stop_chars, empty=False) for stop in stops
+    )
+
+
+def _stop_token_ids(value: Any, limits: Limits, vocab_size: int) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    ids = fields.items(value, "stop_token_ids", limits.max_stop_token_ids)
+    return tuple(fields.integer(token, "stop_token_ids", 0, vocab_size - 1) for token in ids)
+
+
+def _name(value: Any, field: str, max_chars: int) -> str:
+    return "" if value is None else fields.string(value, field, max_chars=max_chars, empty=False)
+
+
+def _refuse_min_tokens(value: Any) -> None:
+    if value is not None and fields.integer(value, "min_tokens", 0, _INT32) > 0:
+        raise InvalidRequest("min_tokens above 0 is not supported yet.", "min_tokens")
+
+
+def _optional_integer(value: Any, field: str, low: int, high: int) -> int | None:
+    return None if value is None else fields.integer(value, field, low, high)
+
+
+def _number(
+    value: Any, field: str, low: float, high: float, default: float, *, above: bool = False
+) -> float:
+    return default if value is None else fields.number(value, field, low, high, above=above)
+
+
+def _default(value: int | None, default: int) -> int:
+    return default if value is None else value

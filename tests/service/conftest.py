@@ -1,0 +1,78 @@
+"""A front process in a test: real sockets, a fake engine, one event loop a test."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import uvloop
+
+from cadenza.service.engine_client import EngineClient
+from cadenza.service.generator import Generator
+from cadenza.service.limits import Limits
+from cadenza.service.tokenizer import Tokenizer
+
+from .byte_tokenizer import make_tokenizer
+from .fake_engine import FakeEngine, echo_numbers
+
+
+@dataclass
+class Front:
+    engine: FakeEngine
+    client: EngineClient
+    generator: Generator
+    tokenizer: Tokenizer
+
+    def says(self, text: str) -> None:
+        """Let the engine answer every request with this text."""
+        ids = self.tokenizer.encode_text(text)
+        self.engine.reply = lambda submit: ids
+
+    def says_tokens(self, *ids: int) -> None:
+        self.engine.reply = lambda submit: list(ids)
+
+    def is_clean(self) -> bool:
+        """Whether nothing is left of any request, here or in the engine."""
+        rows = self.client.num_rows or self.engine.running or self.engine.waiting
+        return not rows and self.generator.num_queued == 0
+
+
+OpenFront = Callable[..., AbstractAsyncContextManager[Front]]
+
+
+@pytest.fixture
+def run() -> Callable[[Coroutine[Any, Any, Any]], Any]:
+    """Run one coroutine on the loop that the service uses."""
+    return uvloop.run
+
+
+@pytest.fixture
+def open_front() -> OpenFront:
+    @asynccontextmanager
+    async def opened(
+        *, limits: Limits | None = None, ready: bool = True, max_model_len: int = 256
+    ) -> AsyncIterator[Front]:
+        tokenizer = make_tokenizer()
+        eos = tokenizer.backend.token_to_id("<|end|>")
+        engine = FakeEngine(
+            echo_numbers, vocab_size=tokenizer.vocab_size, eos=eos, max_model_len=max_model_len
+        )
+        ours, theirs = socket.socketpair()
+        await engine.attach(theirs)
+        client = await EngineClient.connect(ours)
+        generator = Generator(client, tokenizer, model_names=["tiny", "alias"], limits=limits)
+        if ready:
+            engine.become_ready()
+            await client.ready()
+        try:
+            yield Front(engine, client, generator, tokenizer)
+        finally:
+            client.close()
+            await client.lost()
+            generator.close()
+
+    return opened

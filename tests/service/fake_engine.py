@@ -1,0 +1,233 @@
+"""An engine without a model: speaks the wire's messages on the same loop, under a test's control."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+import numpy as np
+
+from cadenza.wire.arrays import pack_ids, view_ids
+from cadenza.wire.codec import FrameReader, encode
+from cadenza.wire.messages import (
+    Cancel,
+    Counters,
+    Failed,
+    Finish,
+    Finished,
+    Ready,
+    RowLogprobs,
+    Shutdown,
+    Step,
+    Submit,
+    ToEngine,
+    ToFront,
+)
+
+Reply = Callable[[Submit], Sequence[int]]
+
+
+@dataclass(slots=True, eq=False)
+class FakeRow:
+    submit: Submit
+    reply: Sequence[int]
+    emitted: list[int] = field(default_factory=list)
+
+
+class FakeEngine(asyncio.Protocol):
+    """Answers each row with `reply(submit)` and then EOS, one token a row and step.
+
+    `auto` steps by itself while rows run; otherwise `step` does. At most `seats` rows run.
+    """
+
+    def __init__(
+        self, reply: Reply, *, vocab_size: int, eos: int, max_model_len: int = 256
+    ) -> None:
+        self.reply = reply
+        self.auto = True
+        self.seats = 64
+        self.vocab_size = vocab_size
+        self.eos = eos
+        self.max_model_len = max_model_len
+        self.received: list[ToEngine] = []
+        self.running: dict[int, FakeRow] = {}
+        self.waiting: dict[int, FakeRow] = {}
+        self.generated = 0
+        self.preempted: list[int] = []  # to be reported by the next step
+        self.cached_tokens = 3
+        self._changed = asyncio.Event()
+        self._reader: FrameReader[ToEngine] = FrameReader(ToEngine)  # type: ignore[arg-type]
+        self._transport: asyncio.WriteTransport | None = None
+        self._next_step: asyncio.Handle | None = None
+
+    async def attach(self, end: socket.socket) -> None:
+        end.setblocking(False)
+        await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=end)
+
+    def send(self, message: ToFront) -> None:
+        assert self._transport is not None
+        self._transport.write(encode(message))
+
+    def become_ready(self) -> None:
+        self.send(
+            Ready(
+                max_model_len=self.max_model_len,
+                vocab_size=self.vocab_size,
+                eos_token_ids=(self.eos,),
+                num_blocks=64,
+                block_size=16,
+                max_num_seqs=self.seats,
+                max_num_batched_tokens=256,
+                device="cpu",
+                dtype="float32",
+                load_s=0.1,
+            )
+        )
+
+    def fail(self, message: str, request: int | None = None) -> None:
+        self.running.pop(request or 0, None)
+        self.send(Failed(message, request))
+
+    def die(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def submits(self) -> list[Submit]:
+        return [message for message in self.received if isinstance(message, Submit)]
+
+    def cancels(self) -> list[int]:
+        return [message.request for message in self.received if isinstance(message, Cancel)]
+
+    def finishes(self) -> list[Finish]:
+        return [message for message in self.received if isinstance(message, Finish)]
+
+    async def until(self, condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+        """Wait for a message after which `condition` holds."""
+        async with asyncio.timeout(timeout_s):
+            while not condition():
+                self._changed.clear()
+                await self._changed.wait()
+
+    def step(self, count: int = 1) -> None:
+        for _ in range(count):
+            self._step_once()
+
+    def _step_once(self) -> None:
+        admitted = self._admit()
+        rows = list(self.running.values())
+        columns = [self._advance(row) for row in rows]
+        self.send(
+            Step(
+                step_id=0,
+                requests=_int64([row.submit.request for row in rows]),
+                tokens=pack_ids([token for token, _ in columns]),
+                finished=bytes(end for _, end in columns),
+                logprobs=tuple(
+                    _logprobs(index, row) for index, row in enumerate(rows) if _wants(row)
+                ),
+                admitted=_int64(admitted),
+                admitted_cached=pack_ids([self.cached_tokens] * len(admitted)),
+                preempted=_int64(self.preempted),
+                counters=self.counters(),
+            )
+        )
+        self.preempted = []
+
+    def counters(self) -> Counters:
+        return Counters(
+            running=len(self.running),
+            waiting=len(self.waiting),
+            free_blocks=64 - len(self.running),
+            total_blocks=64,
+            generated_tokens=self.generated,
+            prefix_queries=10,
+            prefix_hits=4,
+        )
+
+    def _admit(self) -> list[int]:
+        admitted = list(self.waiting)[: max(0, self.seats - len(self.running))]
+        for request in admitted:
+            self.running[request] = self.waiting.pop(request)
+        return admitted
+
+    def _advance(self, row: FakeRow) -> tuple[int, Finished]:
+        position = len(row.emitted)
+        token = row.reply[position] if position < len(row.reply) else self.eos
+        row.emitted.append(token)
+        self.generated += 1
+        end = self._end(row, token)
+        if end:
+            del self.running[row.submit.request]
+        return token, end
+
+    def _end(self, row: FakeRow, token: int) -> Finished:
+        if token == self.eos and not row.submit.ignore_eos:
+            return Finished.EOS
+        if token in row.submit.stop_token_ids:
+            return Finished.STOP_TOKEN
+        if len(row.emitted) >= row.submit.max_tokens:
+            return Finished.LENGTH
+        return Finished.NOT
+
+    def _auto_step(self) -> None:
+        self._next_step = None
+        if self.auto and (self.running or self.waiting) and self._transport is not None:
+            self._step_once()
+            self._plan_step()
+
+    def _plan_step(self) -> None:
+        if self.auto and self._next_step is None:
+            self._next_step = asyncio.get_running_loop().call_soon(self._auto_step)
+
+    def resume(self) -> None:
+        self.auto = True
+        self._plan_step()
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports do not derive from asyncio's
+        self._transport = cast(asyncio.WriteTransport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        for message in self._reader.feed(data):
+            self.received.append(message)
+            match message:
+                case Submit():
+                    row = FakeRow(message, self.reply(message))
+                    self.waiting[message.request] = row
+                    self._plan_step()
+                case Cancel(request) | Finish(request, _):
+                    self.running.pop(request, None)
+                    self.waiting.pop(request, None)
+                    self.send(Step(step_id=0, counters=self.counters()))
+                case Shutdown():
+                    self.die()
+        self._changed.set()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
+        self._changed.set()
+
+
+def echo_numbers(submit: Submit) -> list[int]:
+    """A deterministic reply of 12 printable byte tokens, from the prompt and the choice."""
+    start = sum(view_ids(submit.prompt).tolist()) + submit.choice
+    return [(start + 7 * i) % 90 for i in range(12)]
+
+
+def _wants(row: FakeRow) -> bool:
+    return row.submit.sampling.logprobs is not None
+
+
+def _logprobs(index: int, row: FakeRow) -> RowLogprobs:
+    count = row.submit.sampling.logprobs or 0
+    best = np.array([-0.25, *[-np.inf] * (count - 1)][:count], dtype="<f4")
+    return RowLogprobs(index, -0.5, pack_ids(range(count)), best.tobytes())
+
+
+def _int64(values: Sequence[int]) -> bytes:
+    return np.array(values, dtype="<i8").tobytes()

@@ -1,0 +1,424 @@
+"""A request's life between a client and the engine, without HTTP or gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+
+import pytest
+
+from cadenza.service.chat_template import ChatTemplate
+from cadenza.service.errors import EngineUnavailable, GenerationFailed, InvalidRequest, Overloaded
+from cadenza.service.events import Admitted, Delta, Event, Finished, FinishReason, Preempted
+from cadenza.service.generation import Generation
+from cadenza.service.limits import Limits
+from cadenza.service.request import GenerationRequest
+from cadenza.wire.arrays import view_ids
+
+
+def ask(text: str = "hello", **more: object) -> GenerationRequest:
+    return GenerationRequest(text=text, **more)  # type: ignore[arg-type]
+
+
+async def collect(generation: Generation) -> list[Event]:
+    return [event async for batch in generation for event in batch]
+
+
+def text_of(events: Sequence[Event], choice: int = 0) -> str:
+    return "".join(e.text for e in events if isinstance(e, Delta) and e.choice == choice)
+
+
+def ends_of(events: Sequence[Event]) -> list[Finished]:
+    return [event for event in events if isinstance(event, Finished)]
+
+
+@pytest.mark.parametrize(
+    "text", ["hello world", "příliš žluťoučký", "你好，世界", "😀👨‍👩‍👧 x", "\n\n  "]
+)
+def test_joined_deltas_are_the_text(run, open_front, text):
+    async def main():
+        async with open_front() as front:
+            front.says(text)
+            events = await collect(await front.generator.submit(ask(max_tokens=100)))
+
+            assert text_of(events) == text
+            assert "\ufffd" not in text
+            [end] = ends_of(events)
+            num_tokens = len(front.tokenizer.encode_text(text)) + 1
+            assert (end.reason, end.stop_reason) == (FinishReason.STOP, None)
+            assert end.completion_tokens == num_tokens
+            assert sum(len(e.token_ids) for e in events if isinstance(e, Delta)) == num_tokens
+            assert isinstance(events[0], Admitted)
+            assert events[0].cached_tokens == 3
+            assert front.is_clean()
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("text", "stops", "expected", "stop"),
+    [
+        ("hello\nworld", ["\n"], "hello", "\n"),
+        ("one STOP two", ["STOP"], "one ", "STOP"),
+        ("one STO", ["STOP"], "one STO", None),
+        ("abcd", ["abcd", "c"], "ab", "c"),
+        ("aaab", ["aab"], "a", "aab"),
+        ("x😀y", ["😀"], "x", "😀"),
+        ("hello world", ["zzzz" * 12], "hello world", None),
+        ("end\n", ["\n"], "end", "\n"),
+    ],
+)
+def test_a_stop_string_ends_the_text_before_it(run, open_front, text, stops, expected, stop):
+    async def main():
+        async with open_front() as front:
+            front.says(text)
+            events = await collect(await front.generator.submit(ask(max_tokens=100, stop=stops)))
+
+            assert text_of(events) == expected
+            [end] = ends_of(events)
+            assert (end.reason, end.stop_reason) == (FinishReason.STOP, stop)
+            if stop is not None:
+                await front.engine.until(lambda: bool(front.engine.finishes()))
+                assert front.engine.finishes()[0].tokens_kept == end.completion_tokens
+            await front.engine.until(front.is_clean)
+
+    run(main())
+
+
+def test_a_stop_string_in_the_last_token_needs_no_finish(run, open_front):
+    async def main():
+        async with open_front() as front:
+            front.says("ab")
+            request = ask(max_tokens=2, stop=["b"])
+            [end] = ends_of(await collect(await front.generator.submit(request)))
+
+            assert (end.reason, end.stop_reason) == (FinishReason.STOP, "b")
+            assert front.engine.finishes() == []
+
+    run(main())
+
+
+def test_a_stop_token_is_counted_and_not_shown(run, open_front):
+    async def main():
+        async with open_front() as front:
+            front.says("abc")
+            stop = front.tokenizer.encode_text("b")[0]
+            request = ask(max_tokens=9, stop_token_ids=[stop])
+            events = await collect(await front.generator.submit(request))
+
+            assert text_of(events) == "a"
+            [end] = ends_of(events)
+            assert (end.stop_reason, end.completion_tokens) == (stop, 2)
+
+    run(main())
+
+
+def test_a_text_cut_inside_a_character_ends_with_the_replacement(run, open_front):
+    async def main():
+        async with open_front() as front:
+            front.says("a😀")
+            [events] = [await collect(await front.generator.submit(ask(max_tokens=3)))]
+
+            assert text_of(events) == "a\ufffd"
+            assert ends_of(events)[0].reason is FinishReason.LENGTH
+
+    run(main())
+
+
+def test_bytes_that_never_become_a_character_are_not_held_for_ever(run, open_front):
+    async def main():
+        async with open_front() as front:
+            lone = front.tokenizer.encode_text("č")[0]  # 0xC4
+            front.says_tokens(*[lone] * 20)
+            front.engine.auto = False
+            generation = await front.generator.submit(ask(max_tokens=20))
+            await front.engine.until(lambda: bool(front.engine.waiting))
+            front.engine.step(8)
+            batch = await anext(generation)
+            while not text_of(batch):
+                batch += await anext(generation)
+
+            assert set(text_of(batch)) == {"\ufffd"}
+            generation.cancel()
+
+    run(main())
+
+
+def test_choices_get_one_seed_and_their_own_index(run, open_front):
+    async def main():
+        async with open_front() as front:
+            events = await collect(await front.generator.submit(ask(n=3, max_tokens=5)))
+
+            submits = front.engine.submits()
+            assert [submit.choice for submit in submits] == [0, 1, 2]
+            assert len({submit.sampling.seed for submit in submits}) == 1
+            assert sorted(end.choice for end in ends_of(events)) == [0, 1, 2]
+            assert len([e for e in events if isinstance(e, Admitted)]) == 1
+
+    run(main())
+
+
+def test_a_seed_is_drawn_where_none_is_given(run, open_front):
+    async def main():
+        async with open_front() as front:
+            for _ in range(4):
+                await collect(await front.generator.submit(ask(max_tokens=1)))
+            await collect(await front.generator.submit(ask(max_tokens=1, seed=-1)))
+
+            seeds = [submit.sampling.seed for submit in front.engine.submits()]
+            assert len(set(seeds)) == 5
+            assert seeds[-1] == 2**64 - 1
+
+    run(main())
+
+
+def test_a_slow_reader_loses_nothing(run, open_front):
+    async def main():
+        async with open_front() as front:
+            front.says("hello world")
+            generation = await front.generator.submit(ask(max_tokens=100))
+            await front.engine.until(lambda: bool(front.engine.received))
+            while not generation.is_over:
+                await asyncio.sleep(0)
+            batch = await anext(generation)
+
+            assert text_of(batch) == "hello world"
+            assert len([event for event in batch if isinstance(event, Delta)]) == 1
+            with pytest.raises(StopAsyncIteration):
+                await anext(generation)
+
+    run(main())
+
+
+def test_cancelling_tells_the_engine_once(run, open_front):
+    async def main():
+        async with open_front() as front:
+            front.engine.auto = False
+            generation = await front.generator.submit(ask(n=2))
+            generation.cancel()
+            generation.cancel()
+            await front.engine.until(lambda: len(front.engine.cancels()) == 2)
+
+            assert [event async for event in generation] == []
+            assert front.is_clean()
+            assert front.generator.metrics.finished["abort"] == 1
+
+    run(main())
+
+
+def test_leaving_the_context_cancels(run, open_front):
+    async def main():
+        async with open_front() as front:
+            async with await front.generator.submit(
+                ask(max_tokens=200, ignore_eos=True)
+            ) as running:
+                await anext(running)
+            await front.engine.until(lambda: bool(front.engine.cancels()))
+            await front.engine.until(front.is_clean)
+
+    run(main())
+
+
+def test_a_waiting_reader_is_woken_by_cancel(run, open_front):
+    async def main():
+        async with open_front() as front:
+            front.engine.auto = False
+            generation = await front.generator.submit(ask())
+            reader = asyncio.create_task(collect(generation))
+            await asyncio.sleep(0)
+            generation.cancel()
+
+            assert await reader == []
+
+    run(main())
+
+
+def test_preemption_is_told(run, open_front):
+    async def main():
+        async with open_front() as front:
+            front.engine.auto = False
+            generation = await front.generator.submit(ask())
+            await front.engine.until(lambda: bool(front.engine.waiting))
+            front.engine.step()
+            front.engine.preempted = list(front.engine.running)
+            front.engine.step()
+            events: list[Event] = []
+            while not any(isinstance(event, Preempted) for event in events):
+                events += await anext(generation)
+            generation.cancel()
+
+    run(main())
+
+
+def test_the_engines_death_ends_everything(run, open_front):
+    async def main():
+        async with open_front() as front:
+            front.engine.auto = False
+            first = await front.generator.submit(ask())
+            second = await front.generator.submit(ask(n=2))
+            front.engine.die()
+            for generation in (first, second):
+                with pytest.raises(GenerationFailed) as caught:
+                    await collect(generation)
+                assert caught.value.retryable
+            with pytest.raises(EngineUnavailable):
+                await front.generator.submit(ask())
+            assert front.client.num_rows == 0
+            assert front.generator.num_queued == 0
+
+    run(main())
+
+
+def test_one_rows_failure_leaves_the_others_alone(run, open_front):
+    async def main():
+        async with open_front() as front:
+            front.engine.auto = False
+            bad = await front.generator.submit(ask(n=2))
+            good = await front.generator.submit(ask(max_tokens=3))
+            await front.engine.until(lambda: len(front.engine.waiting) == 3)
+            front.engine.step()
+            front.engine.fail("no luck", front.engine.submits()[0].request)
+            with pytest.raises(GenerationFailed, match="no luck") as caught:
+                await collect(bad)
+            assert not caught.value.retryable
+            front.engine.resume()
+            assert ends_of(await collect(good))[0].completion_tokens == 3
+            await front.engine.until(front.is_clean)
+
+    run(main())
+
+
+def test_a_full_queue_refuses(run, open_front):
+    async def main():
+        async with open_front(limits=Limits(max_queued=2)) as front:
+            front.engine.auto = False
+            waiting = await front.generator.submit(ask(n=2))
+            with pytest.raises(Overloaded) as caught:
+                await front.generator.submit(ask())
+            assert caught.value.retry_after_s == 1.0
+            await front.engine.until(lambda: bool(front.engine.waiting))
+            front.engine.step()
+            await anext(waiting)
+            after = await front.generator.submit(ask())
+            after.cancel()
+            waiting.cancel()
+            assert front.is_clean() or front.generator.num_queued == 0
+
+    run(main())
+
+
+def test_requests_wait_while_the_engine_loads(run, open_front):
+    async def main():
+        async with open_front(ready=False, limits=Limits(max_queued=1)) as front:
+            early = asyncio.create_task(front.generator.submit(ask(max_tokens=2)))
+            await asyncio.sleep(0)
+            with pytest.raises(Overloaded):
+                await front.generator.submit(ask())
+            front.engine.become_ready()
+            assert ends_of(await collect(await early))
+
+    run(main())
+
+
+def test_requests_that_wait_for_an_engine_that_dies_are_told(run, open_front):
+    async def main():
+        async with open_front(ready=False) as front:
+            early = asyncio.create_task(front.generator.submit(ask()))
+            await asyncio.sleep(0)
+            front.engine.die()
+            with pytest.raises(EngineUnavailable):
+                await early
+            assert front.generator.num_queued == 0
+
+    run(main())
+
+
+def test_cancelling_while_encoding_leaves_nothing(run, open_front, monkeypatch):
+    async def main():
+        async with open_front() as front:
+            entered, leave = threading.Event(), threading.Event()
+
+            def slow(text):
+                entered.set()
+                leave.wait(10)
+                return [1, 2]
+
+            monkeypatch.setattr(front.tokenizer, "encode_text", slow)
+            task = asyncio.create_task(front.generator.submit(ask()))
+            await asyncio.to_thread(entered.wait, 10)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            leave.set()
+
+            assert front.engine.submits() == []
+            assert front.is_clean()
+
+    run(main())
+
+
+def test_encoding_never_runs_on_the_loops_thread(run, open_front, monkeypatch):
+    threads = set()
+
+    def record(function):
+        def recorded(*args, **kwargs):
+            threads.add(threading.get_ident())
+            return function(*args, **kwargs)
+
+        return recorded
+
+    async def main():
+        async with open_front() as front:
+            encode = record(front.tokenizer._encode_marked)
+            monkeypatch.setattr(front.tokenizer, "_encode_marked", encode)
+            monkeypatch.setattr(front.tokenizer, "encode_text", record(front.tokenizer.encode_text))
+            monkeypatch.setattr(ChatTemplate, "render", record(ChatTemplate.render))
+            await collect(await front.generator.submit(ask(max_tokens=1)))
+            chat = GenerationRequest(messages=[{"role": "user", "content": "hi"}], max_tokens=1)
+            await collect(await front.generator.submit(chat))
+
+    run(main())
+    assert threads
+    assert threading.get_ident() not in threads
+
+
+def test_lengths_are_checked_with_the_right_numbers(run, open_front):
+    async def main():
+        async with open_front(max_model_len=64) as front:
+            with pytest.raises(InvalidRequest, match="60 tokens leaves 4 of .* 64"):
+                await front.generator.submit(GenerationRequest(token_ids=[1] * 60, max_tokens=5))
+            for length in (64, 65, 100_000):
+                with pytest.raises(InvalidRequest, match=f"{length} tokens"):
+                    await front.generator.submit(GenerationRequest(token_ids=[1] * length))
+            with pytest.raises(InvalidRequest, match="characters"):
+                await front.generator.submit(ask("x" * 100_000))
+            generation = await front.generator.submit(GenerationRequest(token_ids=[1] * 60))
+            await collect(generation)
+            assert front.engine.submits()[0].max_tokens == 4
+            assert front.is_clean()
+
+    run(main())
+
+
+def test_a_tiny_temperature_is_greedy(run, open_front):
+    async def main():
+        async with open_front() as front:
+            for temperature in (0, 1e-30, 5e-324, 0.5):
+                await collect(
+                    await front.generator.submit(ask(max_tokens=1, temperature=temperature))
+                )
+            sent = [submit.sampling.temperature for submit in front.engine.submits()]
+            assert sent == [0.0, 0.0, 0.0, 0.5]
+
+    run(main())
+
+
+def test_a_prompt_arrives_as_its_ids(run, open_front):
+    async def main():
+        async with open_front() as front:
+            await collect(await front.generator.submit(ask("hello", max_tokens=1)))
+            [submit] = front.engine.submits()
+            assert view_ids(submit.prompt).tolist() == front.tokenizer.encode_text("hello")
+
+    run(main())
