@@ -1,0 +1,94 @@
+"""Starts the engine process, and sees to it that it ends.
+
+The front holds one end of a socketpair, the engine the other; each process leaves when the other's
+end closes, so that neither outlives the other however it dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+
+_POLL_S = 0.02
+
+_COMMAND = (sys.executable, "-P", "-m", "cadenza.engine")
+
+
+class EngineProcess:
+    """A running engine process. `connection` is the front's end, to be given to `EngineClient`."""
+
+    def __init__(self, process: subprocess.Popen[bytes], connection: socket.socket) -> None:
+        self.connection = connection
+        self._process = process
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def exit_status(self) -> int | None:
+        """None while it runs; minus the signal's number where a signal ended it."""
+        return self._process.poll()
+
+    def describe_exit(self) -> str:
+        """A phrase for logs and errors."""
+        status = self.exit_status
+        if status is None:
+            return "is running"
+        if status < 0:
+            return f"was ended by {signal.Signals(-status).name}"
+        return f"exited with status {status}"
+
+    async def wait(self) -> int:
+        """Wait until it has exited, and return its status."""
+        while (status := self.exit_status) is None:
+            await asyncio.sleep(
+                _POLL_S
+            )  # rare and short-lived; a child watcher would need a thread
+        return status
+
+    async def stop(self, grace_s: float = 5.0) -> int:
+        """End it, with SIGTERM if it has not left after `grace_s`, then SIGKILL. Idempotent.
+
+        To let it leave by itself, close its `EngineClient` first. Cancelling kills it at once.
+        """
+        try:
+            for end in (lambda: None, self._process.terminate):
+                end()
+                try:
+                    async with asyncio.timeout(grace_s):
+                        return await self.wait()
+                except TimeoutError:
+                    continue
+        finally:
+            if self.exit_status is None:
+                self._process.kill()
+        return await self.wait()
+
+
+def start_engine(command: Sequence[str] = _COMMAND) -> EngineProcess:
+    """Start an engine process, which then waits for `Start` on its end of the socketpair.
+
+    Blocks for some milliseconds: call it before the event loop serves, and before gRPC starts its
+    threads. The engine has its own session, so that Ctrl-C in a terminal reaches the front alone.
+
+    Raises:
+        OSError: the process cannot be started.
+    """
+    ours, theirs = socket.socketpair()
+    with theirs:
+        try:
+            process = subprocess.Popen(
+                [*command, "--fd", str(theirs.fileno())],
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except BaseException:
+            ours.close()
+            raise
+    return EngineProcess(process, ours)

@@ -1,0 +1,60 @@
+"""Starting and ending the engine process, with small scripts in its place."""
+
+from __future__ import annotations
+
+import signal
+import sys
+
+from cadenza.service.engine_client import EngineClient
+from cadenza.service.engine_process import start_engine
+
+LEAVES_ON_EOF = "import socket,sys; s=socket.socket(fileno=int(sys.argv[2])); s.recv(1<<16)"
+IGNORES_EVERYTHING = (
+    "import signal,sys,os,time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+    "os.write(int(sys.argv[2]), b'x'); time.sleep(60)"
+)
+DIES = "import os; os.abort()"
+
+
+def script(source: str) -> list[str]:
+    return [sys.executable, "-P", "-c", source]
+
+
+def test_the_engine_leaves_when_its_connection_closes(run):
+    engine = start_engine(script(LEAVES_ON_EOF))
+    assert engine.exit_status is None
+    engine.connection.close()
+
+    assert run(engine.stop()) == 0
+    assert engine.describe_exit() == "exited with status 0"
+
+
+def test_a_shutdown_message_is_enough(run):
+    async def main():
+        engine = start_engine(script(LEAVES_ON_EOF))
+        client = await EngineClient.connect(engine.connection)
+        client.close()
+        await client.lost()
+        return await engine.stop()
+
+    assert run(main()) == 0
+
+
+def test_a_stubborn_engine_is_killed(run):
+    engine = start_engine(script(IGNORES_EVERYTHING))
+    engine.connection.recv(1)  # it ignores SIGTERM by now
+
+    assert run(engine.stop(grace_s=0.05)) == -signal.SIGKILL
+    assert engine.describe_exit() == "was ended by SIGKILL"
+    engine.connection.close()
+
+
+def test_an_engine_that_dies_is_noticed_by_its_client(run):
+    async def main():
+        engine = start_engine(script(DIES))
+        client = await EngineClient.connect(engine.connection)
+        await client.lost()
+        assert client.failure is not None
+        return await engine.wait()
+
+    assert run(main()) == -signal.SIGABRT
