@@ -1,0 +1,78 @@
+"""Loading a model: the checkpoint's kind, the device and dtype in force, then the weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from cadenza.checkpoints import CheckpointError, read_folder, read_gguf
+from cadenza.engine.models import (
+    FAMILIES,
+    FolderWeights,
+    GgufWeights,
+    Llama,
+    ModelConfig,
+    ProgressCallback,
+    WeightSource,
+    config_from_folder,
+    config_from_gguf,
+)
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def load_model(path: Path, device: str, dtype: str, progress: ProgressCallback) -> Llama:
+    """Load a GGUF file or a Hugging Face folder.
+
+    device: "auto", "cpu" or "cuda"; dtype: "auto", "float32" or "bfloat16". Raises
+    CheckpointError when the checkpoint is not usable, ValueError for a device or dtype that is
+    unknown or not there.
+    """
+    resolved_device = resolve_device(device)
+    resolved_dtype = resolve_dtype(dtype, resolved_device)
+    config, source = _open(path)
+    load = FAMILIES.get(config.architecture)
+    if load is None:
+        raise CheckpointError(
+            f"{path}: the architecture {config.architecture} is not supported;"
+            f" supported: {', '.join(sorted(FAMILIES))}."
+        )
+    with torch.inference_mode():
+        return load(config, source, resolved_dtype, resolved_device, progress)
+
+
+def resolve_device(name: str) -> torch.device:
+    """Return the device for a name of `EngineConfig.device`; "auto" prefers CUDA."""
+    if name not in ("auto", "cpu", "cuda"):
+        raise ValueError(f"device is {name!r}, not auto, cpu or cuda.")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device is cuda, but this machine or this build of torch has no CUDA.")
+    use_cuda = name == "cuda" or (name == "auto" and torch.cuda.is_available())
+    return torch.device("cuda" if use_cuda else "cpu")
+
+
+def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
+    """Return the dtype for a name of `EngineConfig.dtype`.
+
+    "auto" is bfloat16 where the hardware multiplies it (CUDA, AVX512-BF16, AMX), else float32.
+    """
+    if name == "auto":
+        is_fast = device.type == "cuda" or _cpu_multiplies_bfloat16()
+        return torch.bfloat16 if is_fast else torch.float32
+    if name not in _DTYPES:
+        raise ValueError(f"dtype is {name!r}, not auto, float32 or bfloat16.")
+    return _DTYPES[name]
+
+
+def _cpu_multiplies_bfloat16() -> bool:
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
+
+def _open(path: Path) -> tuple[ModelConfig, WeightSource]:
+    if path.is_dir():
+        folder = read_folder(path)
+        return config_from_folder(folder), FolderWeights(folder)
+    file = read_gguf(path)
+    config = config_from_gguf(file)
+    return config, GgufWeights(file, config)

@@ -1,0 +1,157 @@
+"""Where a model's weights come from: a name to tensor lookup, for GGUF files and for folders."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cadenza.checkpoints import CheckpointError, GgufFile, ModelFolder
+from cadenza.engine.models.config import ModelConfig
+
+ProgressCallback = Callable[[str, int, int], None]  # stage, done, total (0: not countable)
+
+
+class WeightSource(Protocol):
+    """Weights under transformers' names."""
+
+    def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """Return a weight on the CPU, in any floating dtype.
+
+        Raises CheckpointError when it is missing, has another shape or cannot be read.
+        """
+        ...
+
+    def find(self, name: str, shape: tuple[int, ...]) -> Tensor | None:
+        """Like `get`, but None when it is missing."""
+        ...
+
+
+class FolderWeights:
+    """The safetensors files of a folder, open and memory-mapped."""
+
+    def __init__(self, folder: ModelFolder) -> None:
+        from safetensors import SafetensorError, safe_open
+
+        self._errors = (SafetensorError, OSError, ValueError)
+        self._stack = ExitStack()
+        self._files: dict[str, Any] = {}
+        self._where = folder.path
+        for path in folder.weights:
+            try:
+                file = self._stack.enter_context(safe_open(path, framework="pt"))
+                self._files.update(dict.fromkeys(file.keys(), file))
+            except self._errors as error:
+                raise CheckpointError(
+                    f"{path}: not a readable safetensors file ({error}); truncated or corrupt?"
+                ) from error
+
+    def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        weight = self.find(name, shape)
+        if weight is None:
+            raise CheckpointError(f"{self._where}: the weight {name!r} is missing.")
+        return weight
+
+    def find(self, name: str, shape: tuple[int, ...]) -> Tensor | None:
+        file = self._files.get(name)
+        if file is None:
+            return None
+        try:
+            weight: Tensor = file.get_tensor(name)
+        except self._errors as error:
+            raise CheckpointError(f"{self._where}: {name!r} cannot be read: {error}.") from error
+        if not weight.is_floating_point():
+            raise CheckpointError(
+                f"{self._where}: {name!r} is of type {weight.dtype};"
+                " quantised safetensors are not supported."
+            )
+        _check_shape(str(self._where), name, tuple(weight.shape), shape)
+        return weight
+
+
+class GgufWeights:
+    """The tensors of a GGUF file, dequantised one at a time."""
+
+    _NAMES = {
+        "model.embed_tokens.weight": "token_embd.weight",
+        "model.norm.weight": "output_norm.weight",
+        "lm_head.weight": "output.weight",
+        "rope_factors": "rope_freqs.weight",
+    }
+    _LAYER_NAMES = {
+        "input_layernorm": "attn_norm",
+        "self_attn.q_proj": "attn_q",
+        "self_attn.k_proj": "attn_k",
+        "self_attn.v_proj": "attn_v",
+        "self_attn.o_proj": "attn_output",
+        "post_attention_layernorm": "ffn_norm",
+        "mlp.gate_proj": "ffn_gate",
+        "mlp.up_proj": "ffn_up",
+        "mlp.down_proj": "ffn_down",
+    }
+    _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.weight")
+
+    def __init__(self, file: GgufFile, config: ModelConfig) -> None:
+        self._file = file
+        self._heads = {
+            "self_attn.q_proj": config.num_heads,
+            "self_attn.k_proj": config.num_kv_heads,
+        }
+
+    def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        weight = self.find(name, shape)
+        if weight is None:
+            raise CheckpointError(f"{self._file.path}: the weight {name!r} is missing.")
+        return weight
+
+    def find(self, name: str, shape: tuple[int, ...]) -> Tensor | None:
+        layer = self._LAYER.fullmatch(name)
+        stored = f"blk.{layer[1]}.{self._LAYER_NAMES[layer[2]]}.weight" if layer else None
+        stored = stored or self._NAMES[name]
+        info = self._file.tensors.get(stored)
+        if info is None:
+            return None
+        _check_shape(str(self._file.path), stored, info.shape, shape)
+        weight = torch.from_numpy(_dequantised(self._file, stored)).view(shape)
+        heads = self._heads.get(layer[2]) if layer else None
+        return weight if heads is None else _half_rotated(weight, heads)
+
+
+def _check_shape(
+    where: str, name: str, found: tuple[int, ...], expected: tuple[int, ...]
+) -> None:
+    if found != expected:
+        raise CheckpointError(
+            f"{where}: {name!r} has the shape {list(found)}, expected {list(expected)}."
+        )
+
+
+def _dequantised(file: GgufFile, name: str) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Return a tensor's values, fp32."""
+    from gguf import GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    info = file.tensors[name]
+    kind = GGMLQuantizationType(info.ggml_type)
+    stored = file.data(name)
+    if kind in (GGMLQuantizationType.F32, GGMLQuantizationType.F16):
+        values = stored.view(np.float32 if kind is GGMLQuantizationType.F32 else np.float16)
+        return values.astype(np.float32)
+    try:
+        return dequantize(stored.reshape(*info.shape[:-1], -1), kind)
+    except NotImplementedError as error:
+        raise CheckpointError(
+            f"{file.path}: the tensor {name!r} is stored as {kind.name}, which is not supported."
+        ) from error
+
+
+def _half_rotated(weight: Tensor, heads: int) -> Tensor:
+    """Undo llama.cpp's order of a head's rows, in which the two of a rotary pair are neighbours."""
+    rows, columns = weight.shape
+    pairs = weight.view(heads, rows // heads // 2, 2, columns)
+    return pairs.transpose(1, 2).reshape(rows, columns)

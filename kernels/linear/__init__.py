@@ -1,0 +1,64 @@
+"""Matrix products whose every output row is independent of the other rows.
+
+A library's product of M rows is free to choose its blocking by M, and with it the order of
+additions; then a token's logits depend on what it was batched with. `pack` prepares a weight once
+for the backend of its device; `linear` multiplies by it, row-invariantly on the CPU.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from cadenza.kernels.linear import onednn
+from cadenza.kernels.linear.reference import linear_reference
+
+__all__ = ["Weight", "linear", "linear_reference", "pack"]
+
+
+class Weight(Protocol):
+    """A weight that was prepared for one backend."""
+
+    @property
+    def out_features(self) -> int: ...
+
+    def multiply(self, x: Tensor) -> Tensor: ...
+
+
+class _TiledWeight:
+    """The reference on any device: one product a tile."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self._weight = weight
+
+    @property
+    def out_features(self) -> int:
+        return self._weight.shape[0]
+
+    def multiply(self, x: Tensor) -> Tensor:
+        return linear_reference(x, self._weight)
+
+
+class _LibraryWeight(_TiledWeight):
+    """One library call, not row-invariant: what CUDA uses."""
+
+    def multiply(self, x: Tensor) -> Tensor:
+        return torch.nn.functional.linear(x, self._weight)
+
+
+def pack(weight: Tensor) -> Weight:
+    """Prepare a weight [out_features, in_features]; the result may share its memory."""
+    if weight.ndim != 2:
+        raise ValueError(f"a weight has 2 dimensions, not {weight.ndim}")
+    if weight.device.type != "cpu":
+        return _LibraryWeight(weight)
+    if onednn.is_supported(weight.dtype):
+        return onednn.PackedWeight(weight)
+    return _TiledWeight(weight)
+
+
+def linear(x: Tensor, weight: Weight) -> Tensor:
+    """Return x @ weight.T: [rows, in_features] -> [rows, out_features], in the dtype of x."""
+    return weight.multiply(x)

@@ -1,0 +1,205 @@
+"""How a step's attention is cut into pieces of fixed shape, computed once for all layers.
+
+A row's new tokens are cut into pieces of at most 64 positions, padded to one of a few lengths;
+its context into tiles of 64 keys. Pieces of one length are stacked, so that all rows that decode
+make one batch; rows are sorted by context, and a batch is closed when padding would double the
+work or the batch would outgrow the cache of the machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from cadenza.kernels.paged_attention.tiles import KEY_TILE, padded_rows, piece_lengths
+
+# Query-key pairs a batch may have for one KV head: chosen by sweep.
+_BATCH_PAIRS = 1 << 17
+
+IntArray = npt.NDArray[np.integer]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PieceBatch:
+    """Pieces of equal length, each with its keys padded to the same number of tiles."""
+
+    num_pieces: int
+    length: int  # positions a piece
+    num_tiles: int  # of keys, a piece
+    queries: Tensor  # [pieces * length] int64, index of the token; padding repeats a token
+    blocks: Tensor  # [pieces * blocks of a piece] int64
+    hidden: Tensor  # [pieces, tiles, query rows, KEY_TILE] bool, True: the key is not visible
+    unwritten: Tensor  # [n] int64, places among [pieces * tiles * KEY_TILE] that hold no key
+    results: Tensor | None  # [tokens] int64, which of [pieces * length] are real; None: all
+    targets: Tensor  # [tokens] int64, the tokens of the real ones
+
+
+class DecodeRows(NamedTuple):
+    """Rows with one new token, for the decode kernel."""
+
+    tokens: Tensor  # [rows] int32, index of the token
+    lengths: Tensor  # [rows] int32, keys to attend to, the new one counted
+    block_tables: Tensor  # [rows, most blocks] int32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionLayout:
+    """All that attention needs to know of a step."""
+
+    batches: tuple[PieceBatch, ...]
+    decode: DecodeRows | None  # None: decoding rows are among the batches
+
+
+class _Piece(NamedTuple):
+    row: int
+    token: int  # index of its first token
+    count: int  # real positions
+    position: int  # of its first token, in the row's sequence
+
+    @property
+    def num_keys(self) -> int:
+        return self.position + self.count
+
+    @property
+    def num_tiles(self) -> int:
+        return -(-self.num_keys // KEY_TILE)
+
+
+def plan_attention(
+    num_context: IntArray,
+    num_new: IntArray,
+    block_tables: IntArray,
+    *,
+    block_size: int,
+    group: int,
+    head_dim: int,
+    device: torch.device,
+) -> AttentionLayout:
+    """Lay out one step. Rows lie one after another, `num_new[i]` tokens each.
+
+    num_context, num_new: [rows]; block_tables: [rows, blocks]; group: query heads a KV head.
+    """
+    decode = None
+    first_tokens = np.cumsum(num_new) - num_new
+    rows: IntArray = np.arange(len(num_new))
+    if device.type == "cuda":
+        decoding = num_new == 1
+        decode = _decode_rows(decoding, first_tokens, num_context, block_tables, device)
+        rows = np.flatnonzero(~decoding)
+    lengths = piece_lengths(group, head_dim) if device.type == "cpu" else (1, 4, 16, 64)
+    by_length: dict[int, list[_Piece]] = {length: [] for length in lengths}
+    for row in rows.tolist():
+        for piece in _cut(
+            row, int(first_tokens[row]), int(num_context[row]), int(num_new[row]), lengths[-1]
+        ):
+            by_length[next(n for n in lengths if n >= piece.count)].append(piece)
+    return AttentionLayout(
+        batches=tuple(
+            _lay_out(batch, length, block_tables, block_size, group, device)
+            for length, pieces in by_length.items()
+            for batch in _batches(pieces, length)
+        ),
+        decode=decode,
+    )
+
+
+def _decode_rows(
+    decoding: npt.NDArray[np.bool_],
+    first_tokens: IntArray,
+    num_context: IntArray,
+    block_tables: IntArray,
+    device: torch.device,
+) -> DecodeRows | None:
+    if not decoding.any():
+        return None
+
+    def to_device(array: IntArray) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array, dtype=np.int32)).to(device)
+
+    return DecodeRows(
+        tokens=to_device(first_tokens[decoding]),
+        lengths=to_device(num_context[decoding] + 1),
+        block_tables=to_device(block_tables[decoding]),
+    )
+
+
+def _cut(row: int, token: int, position: int, count: int, most: int) -> Iterator[_Piece]:
+    for start in range(0, count, most):
+        yield _Piece(row, token + start, min(most, count - start), position + start)
+
+
+def _batches(pieces: list[_Piece], length: int) -> Iterator[list[_Piece]]:
+    """Group pieces so that padding stays under twice the work, in bounded memory."""
+    batch: list[_Piece] = []
+    for piece in sorted(pieces, key=lambda piece: -piece.num_tiles):
+        if batch:
+            tiles = batch[0].num_tiles
+            pairs = (len(batch) + 1) * tiles * length * KEY_TILE
+            if pairs > _BATCH_PAIRS or 2 * piece.num_tiles < tiles:
+                yield batch
+                batch = []
+        batch.append(piece)
+    if batch:
+        yield batch
+
+
+def _lay_out(
+    pieces: list[_Piece],
+    length: int,
+    block_tables: IntArray,
+    block_size: int,
+    group: int,
+    device: torch.device,
+) -> PieceBatch:
+    table = np.array(pieces, dtype=np.int64)  # [pieces, 4]
+    row, token, count, position = table.T
+    num_blocks = -(-pieces[0].num_tiles * KEY_TILE // block_size)
+    num_keys = num_blocks * block_size
+    num_tiles = -(-num_keys // KEY_TILE)
+    steps = np.arange(length)
+    real = steps < count[:, None]  # [pieces, length]
+    query = token[:, None] + np.where(real, steps, 0)
+    keys = np.arange(num_tiles * KEY_TILE)
+    visible_to = position[:, None] + np.where(real, steps, 0)  # [pieces, length]
+    hidden = keys > visible_to[:, :, None]  # [pieces, length, keys]
+    unwritten = keys >= (position + count)[:, None]  # [pieces, keys]
+
+    def to_device(array: npt.NDArray[np.generic]) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+
+    return PieceBatch(
+        num_pieces=len(pieces),
+        length=length,
+        num_tiles=num_tiles,
+        queries=to_device(query.reshape(-1)),
+        blocks=to_device(_block_ids(block_tables, row, num_blocks).reshape(-1)),
+        hidden=to_device(_by_tile(hidden, group)),
+        unwritten=to_device(np.flatnonzero(unwritten)),
+        results=None if real.all() else to_device(np.flatnonzero(real)),
+        targets=to_device(query[real]),
+    )
+
+
+def _block_ids(
+    block_tables: IntArray, rows: npt.NDArray[np.int64], num_blocks: int
+) -> npt.NDArray[np.int64]:
+    """Return [rows, num_blocks]; columns past the table repeat block 0, to be masked."""
+    ids = np.zeros((len(rows), num_blocks), dtype=np.int64)
+    known = min(num_blocks, block_tables.shape[1])
+    ids[:, :known] = block_tables[rows, :known]
+    return ids
+
+
+def _by_tile(hidden: npt.NDArray[np.bool_], group: int) -> npt.NDArray[np.bool_]:
+    """[pieces, length, keys] -> [pieces, tiles, query rows, KEY_TILE], padding rows visible."""
+    pieces, length, keys = hidden.shape
+    tiles = hidden.reshape(pieces, length, keys // KEY_TILE, KEY_TILE).swapaxes(1, 2)
+    by_row = np.zeros((pieces, keys // KEY_TILE, padded_rows(length, group), KEY_TILE), dtype=bool)
+    by_row[:, :, : length * group] = np.repeat(tiles, group, axis=2)
+    return by_row

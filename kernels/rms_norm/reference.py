@@ -1,0 +1,15 @@
+"""y = x / sqrt(mean(x²) + eps) · weight, in plain torch: this is the specification.
+
+torch reduces each row by itself, in an order that depends on the row's length alone; the tests
+assert that over row counts and threads. Source: https://arxiv.org/abs/1910.07467
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Normalise x [rows, width] by row, in fp32, and scale by weight [width]; dtype of x."""
+    return torch.nn.functional.rms_norm(x, weight.shape, weight, eps)
