@@ -22,9 +22,9 @@ def generate(target: Path) -> None:
     outputs = [f"--{kind}_out={target}" for kind in ("python", "grpc_python", "mypy", "mypy_grpc")]
     # protoc looks for its mypy plugins on PATH, where a venv that is not activated is missing.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    command = [sys.executable, "-P", "-m", "grpc_tools.protoc", "-I", str(ROOT), *outputs]
     subprocess.run(
-        [sys.executable, "-P", "-m", "grpc_tools.protoc", "-I", str(ROOT), *outputs]
-        + ["--mypy_opt=quiet", "--mypy_grpc_opt=quiet,only_async", *protos],
+        [*command, "--mypy_opt=quiet", "--mypy_grpc_opt=quiet,only_async", *protos],
         check=True,
         env={**os.environ, "PATH": path},
     )
@@ -56,7 +56,7 @@ def main(arguments: list[str]) -> int:
         return 0
     differing = stale(ROOT)
     for path in differing:
-        print(f"protos/{path} is not what its proto generates; run protos/generate.py")
+        sys.stdout.write(f"protos/{path} is not what its proto generates; run generate.py\n")
     return 1 if differing else 0
 
 

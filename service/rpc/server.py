@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import socket
 from collections.abc import Sequence
 from typing import Any
@@ -13,11 +12,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from cadenza.service.rpc.contract import Generator
-from cadenza.service.rpc.servicer import GenerationServicer
-from cadenza.v1 import generation_pb2 as pb
-from cadenza.v1.generation_pb2_grpc import add_GenerationServiceServicer_to_server
-
-SERVICE = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name
+from cadenza.service.rpc.servicer import SERVICE, GenerationServicer
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 
@@ -39,11 +34,15 @@ OPTIONS: Sequence[tuple[str, Any]] = (
 )
 
 
+_FLUSH_S = 0.5  # what a status already decided has to reach its client
+
+
 class GrpcServer:
     """Serves a generator over gRPC, on the running loop.
 
-    `start` once, `set_ready` when the engine can take requests, `stop` once. Until it is ready
-    the health service says NOT_SERVING; requests are passed to the generator all the same.
+    `start` once, `set_ready` whenever the engine begins or ceases to take requests, `stop` at the
+    end. While it is not ready the health service says NOT_SERVING; requests are passed to the
+    generator all the same.
     """
 
     def __init__(self, generator: Generator, *, host: str = "127.0.0.1", port: int = 50051) -> None:
@@ -52,6 +51,7 @@ class GrpcServer:
         self._servicer = GenerationServicer(generator)
         self._server: grpc.aio.Server | None = None
         self._health: health.aio.HealthServicer | None = None
+        self._stopping = asyncio.Lock()
 
     async def start(self) -> int:
         """Bind and serve; the port, which the system chooses for port 0.
@@ -60,7 +60,7 @@ class GrpcServer:
         """
         server = grpc.aio.server(options=OPTIONS)
         self._health = health.aio.HealthServicer()
-        add_GenerationServiceServicer_to_server(self._servicer, server)
+        server.add_generic_rpc_handlers((self._servicer.handlers(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
@@ -78,32 +78,35 @@ class GrpcServer:
             await self._health.set(service, status.SERVING if is_ready else status.NOT_SERVING)
 
     async def stop(self, grace_s: float) -> None:
-        """Refuse new calls, let the running ones end for `grace_s`, then cancel what is left.
+        """Refuse new requests, let the running ones end for `grace_s`, then cancel what is left.
 
-        Returns when every call's cleanup is done: no generation is left running. Does nothing if
-        the server was never started.
+        Returns when every call's cleanup is done: no generation is left running. The port stays
+        open during the grace period, so that probes are told NOT_SERVING. May be called again, to
+        shorten the grace, and does nothing on a server that was not started.
         """
-        if self._server is None or self._health is None:
-            return
-        await self._health.enter_graceful_shutdown()
-        stopping = asyncio.create_task(self._server.stop(grace_s))
+        if self._health is not None:
+            await self._health.enter_graceful_shutdown()
         self._servicer.drain()
-        await self._servicer.join(grace_s)
-        # Watchers of health and users of reflection would hold the server for the whole grace.
-        await self._server.stop(None)
-        await stopping
+        in_time = await self._servicer.join(grace_s)
+        # One call of gRPC's own stop: a second one while the first ends crashes the process
+        # (grpcio 1.85). It comes last, and with little grace, because watchers of health and
+        # users of reflection would hold it for all of that.
+        async with self._stopping:
+            server, self._server = self._server, None
+            if server is not None:
+                await server.stop(_FLUSH_S if in_time else None)
         await self._servicer.join()
 
     async def _bind(self, server: grpc.aio.Server) -> int:
         """Bind every address of the host: gRPC itself is content with any one of them."""
         port = self._port
-        for host in await _resolve(self._host):
-            try:
-                port = server.add_insecure_port(
-                    f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-                )
-            except RuntimeError as error:
-                raise _bind_error(self._host, host, port) from error
+        try:
+            for address in await _resolve(self._host):
+                port = _bind(server, address, port)
+        except OSError as error:
+            reason = error.strerror or error
+            message = f"gRPC cannot listen on {self._host}:{port}: {reason}"
+            raise OSError(message) from error
         return port
 
 
@@ -114,13 +117,13 @@ async def _resolve(host: str) -> list[str]:
     return list(dict.fromkeys(str(address[0]) for *_, address in found))
 
 
-def _bind_error(name: str, host: str, port: int) -> OSError:
-    """Why an address could not be bound, which gRPC does not say: found by trying it again."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+def _bind(server: grpc.aio.Server, address: str, port: int) -> int:
+    """Bind one numeric address; the port. Raises OSError."""
+    is_v6 = ":" in address
     try:
-        socket.create_server((host, port), family=family).close()
-    except OSError as error:
-        reason, number = error.strerror, error.errno
-    else:
-        reason, number = "the address cannot be bound", errno.EADDRNOTAVAIL
-    return OSError(number, f"gRPC cannot listen on {name}:{port}: {reason}")
+        return server.add_insecure_port(f"[{address}]:{port}" if is_v6 else f"{address}:{port}")
+    except RuntimeError as error:
+        # gRPC does not say why. The system does, when asked for the same again.
+        family = socket.AF_INET6 if is_v6 else socket.AF_INET
+        socket.create_server((address, port), family=family).close()
+        raise OSError("the address cannot be bound") from error

@@ -3,79 +3,116 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
-from typing import Any, TypeAlias
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, TypeAlias, TypeVar
 
 import grpc
 import structlog
+from google.protobuf.message import DecodeError, Message
 
-from cadenza.service.errors import RequestError
-from cadenza.service.rpc import session, status
+from cadenza.service.errors import EngineUnavailable, InvalidRequest, RequestError
+from cadenza.service.rpc import status
 from cadenza.service.rpc.contract import Generator
 from cadenza.service.rpc.generate import generate
+from cadenza.service.rpc.session import Session
 from cadenza.v1 import generation_pb2 as pb
-from cadenza.v1.generation_pb2_grpc import GenerationServiceServicer
+
+SERVICE: str = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+MessageT = TypeVar("MessageT", bound=Message)
 
 _log = structlog.get_logger(__name__)
 
 
-class GenerationServicer(GenerationServiceServicer):
+class GenerationServicer:
     """Runs the calls, and knows which are still running.
 
-    The methods are coroutines that write, not async generators: gRPC leaves a cancelled generator
-    to the garbage collector, and the generation's cancel with it.
+    The calls are coroutines that write, not async generators: gRPC leaves a cancelled generator to
+    the garbage collector, and the generation's cancel with it. They take bytes: gRPC answers bytes
+    that are no message with UNKNOWN and a traceback in the log.
     """
 
     def __init__(self, generator: Generator) -> None:
         self._generator = generator
         self._calls: set[asyncio.Task[Any]] = set()
-        self._sessions: set[session.Session] = set()
+        self._sessions: set[Session] = set()
         self._is_draining = False
 
-    async def Generate(  # type: ignore[override]
-        self, request: pb.GenerateRequest, context: Context
-    ) -> None:
-        await self._guard(context, generate(self._generator, request, context.write))
+    def handlers(self) -> grpc.GenericRpcHandler:
+        """What a server needs to route the service's methods here."""
+        methods: dict[str, grpc.RpcMethodHandler[bytes, Any]] = {
+            "Generate": grpc.unary_stream_rpc_method_handler(
+                self.generate, response_serializer=pb.GenerateResponse.SerializeToString
+            ),
+            "Session": grpc.stream_stream_rpc_method_handler(
+                self.session, response_serializer=pb.SessionResponse.SerializeToString
+            ),
+        }
+        return grpc.method_handlers_generic_handler(SERVICE, methods)
 
-    async def Session(  # type: ignore[override]
-        self, request_iterator: AsyncIterator[pb.SessionRequest], context: Context
-    ) -> None:
-        stream = session.Session(self._generator, request_iterator, context.write)
-        await self._guard(context, self._run(stream))
+    async def generate(self, encoded: bytes, context: Context) -> None:
+        """The Generate call."""
+
+        async def call() -> None:
+            request = _decode(pb.GenerateRequest, encoded)
+            await generate(self._generator, request, context.write)
+
+        await self._guard(context, call)
+
+    async def session(self, encoded: AsyncIterator[bytes], context: Context) -> None:
+        """The Session call."""
+        stream = Session(self._generator, _requests(encoded), context.write)
+
+        async def call() -> None:
+            self._sessions.add(stream)
+            try:
+                await stream.run()
+            finally:
+                self._sessions.discard(stream)
+
+        await self._guard(context, call)
 
     def drain(self) -> None:
-        """Take no new requests on open sessions; they end when their live requests have."""
+        """Refuse new calls, and new requests on open sessions, which end with their live ones."""
         self._is_draining = True
         for stream in self._sessions:
             stream.drain()
 
-    async def join(self, timeout_s: float | None = None) -> None:
-        """Wait until every call has ended and cleaned up, or for `timeout_s`."""
+    async def join(self, timeout_s: float | None = None) -> bool:
+        """Wait for `timeout_s` until every call has ended and cleaned up; whether they have."""
         if self._calls:
             await asyncio.wait(self._calls, timeout=timeout_s)
+        return not self._calls
 
-    async def _run(self, stream: session.Session) -> None:
-        self._sessions.add(stream)
-        try:
-            if self._is_draining:
-                stream.drain()
-            await stream.run()
-        finally:
-            self._sessions.discard(stream)
-
-    async def _guard(self, context: Context, call: Awaitable[None]) -> None:
+    async def _guard(self, context: Context, call: Callable[[], Awaitable[None]]) -> None:
         """Run `call`; tell what it raises as a status. Cancellation passes through."""
         task = asyncio.current_task()
         assert task is not None
         self._calls.add(task)
         try:
-            await call
+            if self._is_draining:
+                raise EngineUnavailable("the server is stopping")
+            await call()
         except RequestError as error:
             await status.abort(context, error)
+        except grpc.aio.InternalError as error:
+            # A write failed: the client is gone, and gRPC was about to cancel this task.
+            raise asyncio.CancelledError from error
         except Exception:
             _log.exception("call_failed")
             await status.abort(context, status.internal_error())
         finally:
             self._calls.discard(task)
+
+
+async def _requests(encoded: AsyncIterator[bytes]) -> AsyncIterator[pb.SessionRequest]:
+    async for data in encoded:
+        yield _decode(pb.SessionRequest, data)
+
+
+def _decode(kind: type[MessageT], data: bytes) -> MessageT:
+    try:
+        return kind.FromString(data)
+    except DecodeError as error:
+        raise InvalidRequest(f"the bytes are not a {kind.DESCRIPTOR.full_name}") from error

@@ -61,21 +61,28 @@ class Session:
         """Serve until the client closes its side and every request has ended.
 
         Raises EngineUnavailable if a drain came first. Either way all terminal events have been
-        written. When `write` raises, or this is cancelled, every generation has been cancelled.
+        written. Raises at once what `requests` or `write` raises. When it raises or is cancelled,
+        every generation has been cancelled.
         """
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._write_responses())
-            async with asyncio.TaskGroup() as requests:
-                self._reader = requests.create_task(self._read(requests))
-                self._stop_reading_when_drained()
-            self._outbox.close()
-        if self._reader.cancelled():
+        try:
+            await self._run_tasks()
+        except ExceptionGroup as group:
+            raise _first(group) from group
+        if self._reader is not None and self._reader.cancelled():
             raise _stopping()
 
     def drain(self) -> None:
         """Refuse further requests; `run` returns when the live ones have ended. Idempotent."""
         self._is_draining = True
         self._stop_reading_when_drained()
+
+    async def _run_tasks(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._write_responses())
+            async with asyncio.TaskGroup() as requests:
+                self._reader = requests.create_task(self._read(requests))
+                self._stop_reading_when_drained()
+            self._outbox.close()
 
     async def _read(self, tasks: asyncio.TaskGroup) -> None:
         async for request in self._requests:
@@ -170,3 +177,9 @@ class Session:
 
 def _stopping() -> RequestError:
     return EngineUnavailable("the server is stopping")
+
+
+def _first(group: ExceptionGroup[Exception]) -> Exception:
+    """The exception that ended the group; the rest are its echoes."""
+    error = group.exceptions[0]
+    return _first(error) if isinstance(error, ExceptionGroup) else error

@@ -1,0 +1,164 @@
+"""Requests in, events out: field by field."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from cadenza.service.events import (
+    Admitted,
+    Delta,
+    Finished,
+    FinishReason,
+    PositionLogprobs,
+    Preempted,
+    TokenLogprob,
+)
+from cadenza.service.request import GenerationRequest
+from cadenza.service.rpc import codec
+from cadenza.v1 import generation_pb2 as pb
+
+
+def test_what_the_client_left_out_is_left_to_the_defaults():
+    assert codec.to_request(pb.GenerationInput()) == GenerationRequest(ignore_eos=False)
+
+
+def test_every_field_reaches_the_request():
+    message = pb.GenerationInput(
+        model="m",
+        text="hi",
+        n=2,
+        max_tokens=5,
+        temperature=0.7,
+        top_p=0.9,
+        top_k=40,
+        min_p=0.05,
+        seed=2**64 - 1,
+        stop=["a", "b"],
+        stop_token_ids=[3, 4],
+        ignore_eos=True,
+        logprobs=3,
+        priority=-1,
+        cache_salt="s",
+    )
+    unset = {field.name for field in message.DESCRIPTOR.fields} - {
+        field.name for field, _ in message.ListFields()
+    }
+
+    assert unset == {"token_ids", "chat"}
+    assert codec.to_request(message) == GenerationRequest(
+        model="m",
+        text="hi",
+        n=2,
+        max_tokens=5,
+        temperature=0.7,
+        top_p=0.9,
+        top_k=40,
+        min_p=0.05,
+        seed=2**64 - 1,
+        stop=["a", "b"],
+        stop_token_ids=[3, 4],
+        ignore_eos=True,
+        logprobs=3,
+        priority=-1,
+        cache_salt="s",
+    )
+
+
+@pytest.mark.parametrize("field", ["temperature", "top_p", "top_k", "min_p", "seed", "max_tokens"])
+def test_zero_is_a_value_and_not_an_absence(field):
+    assert getattr(codec.to_request(pb.GenerationInput(**{field: 0})), field) == 0
+
+
+def test_an_empty_salt_and_an_empty_text_are_values():
+    request = codec.to_request(pb.GenerationInput(text="", cache_salt=""))
+
+    assert request.text == ""
+    assert request.cache_salt == ""
+
+
+def test_token_ids_are_one_kind_of_prompt():
+    request = codec.to_request(pb.GenerationInput(token_ids=pb.TokenIds(ids=[1, 2])))
+
+    assert request.token_ids == [1, 2]
+    assert request.text is None
+    assert request.messages is None
+
+
+def test_a_chat_is_one_kind_of_prompt():
+    turn = pb.ChatMessage(role="user", content="hi")
+    request = codec.to_request(pb.GenerationInput(chat=pb.Chat(messages=[turn])))
+
+    assert request.messages == [{"role": "user", "content": "hi"}]
+    assert request.text is None
+    assert request.token_ids is None
+
+
+@pytest.mark.parametrize(
+    ("field", "path"),
+    [
+        ("top_p", "input.top_p"),
+        ("messages[0].role", "input.chat.messages[0].role"),
+        ("request_id", "request_id"),
+    ],
+)
+def test_fields_are_named_by_their_path(field, path):
+    assert codec.field_path(field) == path
+
+
+def test_tokens_carry_text_ids_and_logprobs():
+    sampled = TokenLogprob(5, "h", b"h", -0.5)
+    best = TokenLogprob(6, "\ufffd", b"\xe2", -math.inf)
+    delta = Delta(
+        choice=1,
+        text="hé",
+        token_ids=[5],
+        logprobs=[PositionLogprobs(sampled=sampled, top=[sampled, best])],
+    )
+    tokens = codec.to_event("r", delta).tokens
+
+    assert (tokens.choice, tokens.text, list(tokens.token_ids)) == (1, "hé", [5])
+    (position,) = tokens.logprobs
+    assert position.sampled == pb.TokenLogprob(token_id=5, text="h", utf8=b"h", logprob=-0.5)
+    assert position.top[0] == position.sampled
+    assert (position.top[1].utf8, position.top[1].logprob) == (b"\xe2", -math.inf)
+
+
+def test_a_lone_surrogate_becomes_a_replacement_character():
+    event = codec.to_event("r", Delta(choice=0, text="a\udcafé😀\ud800", token_ids=[1]))
+
+    assert event.tokens.text == "a\ufffdé😀\ufffd"
+    assert pb.Event.FromString(event.SerializeToString()) == event
+
+
+def test_notices_tell_admission_and_preemption():
+    admitted = codec.to_event("r", Admitted(cached_tokens=0))
+    preempted = codec.to_event("r", Preempted(choice=2))
+
+    assert admitted.notice.WhichOneof("notice") == "admitted"
+    assert preempted.notice.preempted.choice == 2
+
+
+@pytest.mark.parametrize(
+    ("stop_reason", "kind", "value"),
+    [(None, None, None), ("END", "stop_string", "END"), (0, "stop_token_id", 0)],
+)
+def test_a_choice_tells_what_stopped_it(stop_reason, kind, value):
+    event = Finished(
+        choice=1, reason=FinishReason.STOP, stop_reason=stop_reason, completion_tokens=9
+    )
+    message = codec.to_event("r", event).choice_finished
+
+    assert (message.choice, message.completion_tokens) == (1, 9)
+    assert message.reason == pb.FINISH_REASON_STOP
+    assert message.WhichOneof("stop_reason") == kind
+    assert kind is None or getattr(message, kind) == value
+
+
+@pytest.mark.parametrize("reason", FinishReason)
+def test_every_finish_reason_has_a_name_in_the_proto(reason):
+    event = Finished(choice=0, reason=reason, stop_reason=None, completion_tokens=1)
+    sent = codec.to_event("r", event).choice_finished.reason
+
+    assert pb.FinishReason.Name(sent) == f"FINISH_REASON_{reason.name}"

@@ -1,0 +1,273 @@
+"""Generate over a real channel: its messages, its statuses and its ends."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+from structlog.testing import capture_logs
+
+from cadenza.service.errors import (
+    EngineUnavailable,
+    GenerationFailed,
+    InvalidRequest,
+    Overloaded,
+    UnknownModel,
+)
+from cadenza.service.events import Delta
+from cadenza.v1 import generation_pb2 as pb
+
+
+async def collect(call, responses):
+    async for response in call:
+        responses.append(response)
+
+
+async def failure(call, responses=None):
+    """The error that a call ends with, after `responses`."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await collect(call, [] if responses is None else responses)
+    return caught.value
+
+
+def details(error, kind):
+    """The error's rich details of one kind."""
+    status = rpc_status.from_call(error)
+    found = []
+    for packed in status.details:
+        message = kind()
+        if packed.Unpack(message):
+            found.append(message)
+    return found
+
+
+async def test_a_request_is_told_from_accepted_to_finished(generator, serve, request_of):
+    generator.on_submit = lambda generation: generation.say("Hello", " world")
+    async with serve() as served:
+        responses = [response async for response in served.stub.Generate(request_of("hi"))]
+    events = [event for response in responses for event in response.events]
+    kinds = [event.WhichOneof("event") for event in events]
+
+    assert kinds == ["accepted", "notice", "tokens", "tokens", "choice_finished", "finished"]
+    assert events[0].accepted == pb.Accepted(
+        id="gen-hi", model="fake", prompt_tokens=7, num_choices=1
+    )
+    assert "".join(event.tokens.text for event in events) == "Hello world"
+    assert events[-1].finished.usage == pb.Usage(
+        prompt_tokens=7, completion_tokens=2, cached_tokens=3
+    )
+
+
+async def test_the_terminal_event_comes_with_the_last_batch(generator, serve, request_of):
+    generator.on_submit = lambda generation: generation.say("Hello")
+    async with serve() as served:
+        responses = [response async for response in served.stub.Generate(request_of("hi"))]
+
+    assert [event.WhichOneof("event") for event in responses[-1].events] == [
+        "choice_finished",
+        "finished",
+    ]
+
+
+async def test_finished_waits_for_every_choice_and_adds_their_tokens(generator, serve, request_of):
+    def script(generation):
+        generation.end(choice=1, completion_tokens=4)
+        generation.end(choice=0, completion_tokens=6)
+
+    generator.on_submit = script
+    async with serve() as served:
+        responses = [response async for response in served.stub.Generate(request_of("hi", n=2))]
+    events = [event for response in responses for event in response.events]
+
+    assert [event.WhichOneof("event") for event in events] == [
+        "accepted",
+        "choice_finished",
+        "choice_finished",
+        "finished",
+    ]
+    assert [event.choice_finished.choice for event in events[1:3]] == [1, 0]
+    assert events[-1].finished.usage.completion_tokens == 10
+
+
+async def test_a_finished_generation_is_not_cancelled(generator, serve, request_of):
+    generator.on_submit = lambda generation: generation.say("Hello")
+    async with serve() as served:
+        async for _ in served.stub.Generate(request_of("hi")):
+            pass
+
+    assert not generator.generations["hi"].cancelled.is_set()
+
+
+async def test_a_wrong_field_is_named(generator, serve, request_of):
+    generator.errors["hi"] = InvalidRequest("temperature must be at least 0", field="temperature")
+    async with serve() as served:
+        error = await failure(served.stub.Generate(request_of("hi")))
+
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert error.details() == "temperature must be at least 0"
+    (bad_request,) = details(error, error_details_pb2.BadRequest)
+    (violation,) = bad_request.field_violations
+    assert violation.field == "input.temperature"
+    assert violation.description == "temperature must be at least 0"
+
+
+async def test_an_unknown_model_is_not_found(generator, serve, request_of):
+    generator.errors["hi"] = UnknownModel("no model 'x' here")
+    async with serve() as served:
+        error = await failure(served.stub.Generate(request_of("hi")))
+
+    assert error.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_a_refusal_for_load_says_when_to_retry(generator, serve, request_of):
+    generator.errors["hi"] = Overloaded("the queue is full", retry_after_s=2.5)
+    async with serve() as served:
+        error = await failure(served.stub.Generate(request_of("hi")))
+
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert ("grpc-retry-pushback-ms", "2500") in tuple(error.trailing_metadata())
+    (retry,) = details(error, error_details_pb2.RetryInfo)
+    assert retry.retry_delay.ToMilliseconds() == 2500
+
+
+async def test_an_engine_that_is_away_is_unavailable(generator, serve, request_of):
+    generator.errors["hi"] = EngineUnavailable("the engine is starting")
+    async with serve() as served:
+        error = await failure(served.stub.Generate(request_of("hi")))
+
+    assert error.code() is grpc.StatusCode.UNAVAILABLE
+
+
+@pytest.mark.parametrize(
+    ("retryable", "code"),
+    [(True, grpc.StatusCode.UNAVAILABLE), (False, grpc.StatusCode.INTERNAL)],
+)
+async def test_a_failure_after_tokens_is_the_status(generator, serve, request_of, retryable, code):
+    def script(generation):
+        generation.feed(Delta(choice=0, text="Hel", token_ids=[1]))
+        generation.fail(GenerationFailed("the engine was lost", retryable=retryable))
+
+    generator.on_submit = script
+    seen: list[pb.GenerateResponse] = []
+    async with serve() as served:
+        error = await failure(served.stub.Generate(request_of("hi")), seen)
+
+    assert [event.WhichOneof("event") for response in seen for event in response.events] == [
+        "accepted",
+        "tokens",
+    ]
+    assert error.code() is code
+    assert bool(details(error, error_details_pb2.RetryInfo)) is retryable
+
+
+async def test_an_unexpected_exception_is_logged_and_not_told(generator, serve, request_of):
+    generator.errors["hi"] = ValueError("secret path")
+    with capture_logs() as logs:
+        async with serve() as served:
+            error = await failure(served.stub.Generate(request_of("hi")))
+
+    assert error.code() is grpc.StatusCode.INTERNAL
+    assert error.details() == "internal error"
+    assert [log["event"] for log in logs] == ["call_failed"]
+
+
+async def test_a_message_that_quotes_a_long_field_still_arrives(generator, serve, request_of):
+    message = "no model " + "模" * 100_000
+    generator.errors["hi"] = InvalidRequest(message, field="model")
+    async with serve() as served:
+        error = await failure(served.stub.Generate(request_of("hi")))
+
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert error.details().startswith("no model 模")
+    assert details(error, error_details_pb2.BadRequest)
+
+
+async def test_a_request_without_input_reaches_validation(generator, serve):
+    generator.errors[""] = InvalidRequest("a prompt is required", field="prompt")
+    async with serve() as served:
+        error = await failure(served.stub.Generate(pb.GenerateRequest()))
+
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_cancelling_the_call_cancels_the_generation(generator, serve, request_of):
+    async with serve() as served:
+        call = served.stub.Generate(request_of("hi"))
+        await call.read()
+        call.cancel()
+
+        await generator.generations["hi"].cancelled.wait()
+
+
+async def test_cancelling_reaches_a_request_that_waits_for_the_engine(
+    generator, serve, request_of, monkeypatch
+):
+    entered, left = asyncio.Event(), asyncio.Event()
+
+    async def submit(request):
+        entered.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            left.set()
+
+    monkeypatch.setattr(generator, "submit", submit)
+    async with serve() as served:
+        call = served.stub.Generate(request_of("hi"))
+        await entered.wait()
+        call.cancel()
+
+        await left.wait()
+
+
+async def test_the_deadline_cancels_the_generation(generator, serve, request_of):
+    async with serve() as served:
+        error = await failure(served.stub.Generate(request_of("hi"), timeout=0.3))
+
+        assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        await generator.generations["hi"].cancelled.wait()
+
+
+async def test_a_message_too_large_is_refused_and_the_server_lives(generator, serve, request_of):
+    generator.on_submit = lambda generation: generation.say("Hello")
+    async with serve([("grpc.max_send_message_length", -1)]) as served:
+        error = await failure(served.stub.Generate(request_of("x" * (17 << 20))))
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+        responses = [response async for response in served.stub.Generate(request_of("hi"))]
+    assert responses[-1].events[-1].HasField("finished")
+
+
+async def test_a_large_message_within_the_limit_is_served(generator, serve, request_of):
+    generator.on_submit = lambda generation: generation.say("Hello")
+    prompt = "x" * (8 << 20)
+    async with serve() as served:
+        responses = [response async for response in served.stub.Generate(request_of(prompt))]
+
+    assert responses[-1].events[-1].HasField("finished")
+    assert generator.requests[0].text == prompt
+
+
+async def test_bytes_that_are_no_message_are_refused_and_the_server_lives(
+    generator, serve, request_of
+):
+    generator.on_submit = lambda generation: generation.say("Hello")
+    async with serve() as served:
+        call = served.channel.unary_stream("/cadenza.v1.GenerationService/Generate")(b"\xff\xff")
+        error = await failure(call)
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+        responses = [response async for response in served.stub.Generate(request_of("hi"))]
+    assert responses[-1].events[-1].HasField("finished")
+
+
+async def test_an_unknown_method_is_unimplemented(serve):
+    async with serve() as served:
+        call = served.channel.unary_unary("/cadenza.v1.GenerationService/Guess")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call(b"")
+
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED

@@ -1,0 +1,61 @@
+"""What waits for a client: order, bounds, and the end."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from cadenza.service.rpc.outbox import Outbox
+from cadenza.v1 import generation_pb2 as pb
+
+
+def event(name: str) -> pb.Event:
+    return pb.Event(request_id=name)
+
+
+async def test_take_gives_all_that_waits_in_order():
+    outbox = Outbox()
+    for name in "abc":
+        outbox.put(event(name))
+
+    assert [event.request_id for event in await outbox.take()] == ["a", "b", "c"]
+    assert outbox.num_bytes == 0
+
+
+async def test_take_waits_for_an_event():
+    outbox = Outbox()
+    taking = asyncio.create_task(outbox.take())
+    await asyncio.sleep(0)
+    assert not taking.done()
+    outbox.put(event("a"))
+
+    assert await taking == [event("a")]
+
+
+async def test_room_waits_for_a_take_and_counts_again():
+    outbox = Outbox()
+    outbox.put(event("a"))
+    waiters = [asyncio.create_task(outbox.room(event("a").ByteSize())) for _ in range(2)]
+    waiters[0].add_done_callback(lambda _: outbox.put(event("b")))
+    await asyncio.sleep(0)
+    assert not any(waiter.done() for waiter in waiters)
+    await outbox.take()
+    async with asyncio.timeout(5):
+        await asyncio.gather(*waiters)
+
+
+@pytest.mark.parametrize("limit", [1, 100])
+async def test_there_is_room_in_an_empty_outbox(limit):
+    async with asyncio.timeout(5):
+        await Outbox().room(limit)
+
+
+async def test_a_closed_outbox_gives_out_what_is_left_then_nothing():
+    outbox = Outbox()
+    outbox.put(event("a"))
+    outbox.close()
+
+    assert await outbox.take() == [event("a")]
+    assert await outbox.take() == []
+    assert await outbox.take() == []

@@ -1,0 +1,473 @@
+"""One Session without a network: its order, its bounds and its ends, on a loop that stands still.
+
+`settle` lets every task run until none can go on, so no test waits for time to pass.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from contextlib import asynccontextmanager
+
+import pytest
+from structlog.testing import capture_logs
+
+from cadenza.service.errors import EngineUnavailable, GenerationFailed, InvalidRequest
+from cadenza.service.events import Delta
+from cadenza.service.rpc.session import MAX_LIVE, REPLIES_LIMIT_BYTES, TOKENS_LIMIT_BYTES, Session
+from cadenza.v1 import generation_pb2 as pb
+
+INVALID_ARGUMENT, RESOURCE_EXHAUSTED, CANCELLED = 3, 8, 1
+UNAVAILABLE, INTERNAL = 14, 13
+
+
+async def settle() -> None:
+    """Run the loop until nothing more can happen by itself."""
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+class Client:
+    """The client's end of a stream: what it sends, and what it has been sent."""
+
+    def __init__(self) -> None:
+        self.responses: list[pb.SessionResponse] = []
+        self.reads = asyncio.Event()  # cleared: the client has stopped reading
+        self.reads.set()
+        self.num_taken = 0  # actions that the server has read
+        self._actions: asyncio.Queue[pb.SessionRequest | None] = asyncio.Queue()
+
+    def send(self, *actions: pb.SessionRequest) -> None:
+        for action in actions:
+            self._actions.put_nowait(action)
+
+    def half_close(self) -> None:
+        self._actions.put_nowait(None)
+
+    async def actions(self):
+        while (action := await self._actions.get()) is not None:
+            self.num_taken += 1
+            yield action
+
+    async def write(self, response: pb.SessionResponse) -> None:
+        await self.reads.wait()
+        self.responses.append(response)
+
+    @property
+    def events(self) -> list[pb.Event]:
+        return [event for response in self.responses for event in response.events]
+
+    def events_of(self, request_id: str) -> list[pb.Event]:
+        return [event for event in self.events if event.request_id == request_id]
+
+    def kinds_of(self, request_id: str) -> list[str]:
+        return [event.WhichOneof("event") for event in self.events_of(request_id)]
+
+    @property
+    def num_terminals(self) -> Counter[str]:
+        """How often each request was told to be over."""
+        ends = (event for event in self.events if event.WhichOneof("event") in TERMINALS)
+        return Counter(event.request_id for event in ends)
+
+
+TERMINALS = ("finished", "failed")
+
+
+@asynccontextmanager
+async def open_session(generator):
+    """A running session, its client, and the task that runs it; cancelled at the end."""
+    client = Client()
+    session = Session(generator, client.actions(), client.write)
+    task = asyncio.create_task(session.run())
+    try:
+        yield session, client, task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_interleaved_requests_each_end_exactly_once(generator, submit_of):
+    names = [str(number) for number in range(20)]
+    async with open_session(generator) as (_, client, task):
+        client.send(*(submit_of(name) for name in names))
+        client.half_close()
+        await settle()
+        for word in ("a", "b"):
+            for name in names:
+                generator.generations[name].feed(Delta(choice=0, text=word + name, token_ids=[1]))
+            await settle()
+        for name in reversed(names):
+            generator.generations[name].end()
+        await task
+
+    assert client.num_terminals == Counter(names)
+    for name in names:
+        assert client.kinds_of(name) == [
+            "accepted",
+            "tokens",
+            "tokens",
+            "choice_finished",
+            "finished",
+        ]
+        assert [event.tokens.text for event in client.events_of(name)[1:3]] == [
+            "a" + name,
+            "b" + name,
+        ]
+
+
+async def test_what_one_step_brings_to_all_requests_is_one_message(generator, submit_of):
+    names = [str(number) for number in range(20)]
+    async with open_session(generator) as (_, client, _task):
+        client.send(*(submit_of(name) for name in names))
+        await settle()
+        for _ in range(3):
+            client.responses.clear()
+            for name in names:
+                generator.generations[name].feed(Delta(choice=0, text="x", token_ids=[1]))
+            await settle()
+
+            assert len(client.responses) == 1
+            assert [event.request_id for event in client.events] == names
+
+
+async def test_a_cancel_ends_its_request_alone(generator, submit_of, cancel_of):
+    async with open_session(generator) as (_, client, task):
+        client.send(submit_of("a"), submit_of("b"))
+        await settle()
+        client.send(cancel_of("a"))
+        await settle()
+
+        assert generator.generations["a"].cancelled.is_set()
+        assert client.kinds_of("a") == ["accepted", "failed"]
+        assert client.events_of("a")[-1].failed.code == CANCELLED
+        assert not generator.generations["b"].cancelled.is_set()
+        generator.generations["b"].say("fine")
+        client.half_close()
+        await task
+
+    assert client.kinds_of("b")[-1] == "finished"
+    assert client.num_terminals == {"a": 1, "b": 1}
+
+
+async def test_a_cancel_reaches_a_request_that_waits_for_the_engine(
+    generator, submit_of, cancel_of, monkeypatch
+):
+    left = asyncio.Event()
+
+    async def submit(request):
+        try:
+            await asyncio.Event().wait()
+        finally:
+            left.set()
+
+    monkeypatch.setattr(generator, "submit", submit)
+    async with open_session(generator) as (_, client, task):
+        client.send(submit_of("a"))
+        await settle()
+        client.send(cancel_of("a"))
+        client.half_close()
+        await task
+
+    assert left.is_set()
+    assert client.kinds_of("a") == ["failed"]
+
+
+async def test_a_lost_cancellation_brings_no_event_after_the_end(
+    generator, submit_of, cancel_of, monkeypatch
+):
+    submit = generator.submit
+
+    async def stubborn(request):
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            return await submit(request)
+
+    monkeypatch.setattr(generator, "submit", stubborn)
+    async with open_session(generator) as (_, client, task):
+        client.send(submit_of("a"))
+        await settle()
+        client.send(cancel_of("a"))
+        client.half_close()
+        await task
+
+    assert client.kinds_of("a") == ["failed"]
+    assert generator.generations["a"].cancelled.is_set()
+
+
+async def test_a_cancel_of_an_unknown_or_ended_request_is_ignored(generator, submit_of, cancel_of):
+    async with open_session(generator) as (_, client, task):
+        client.send(cancel_of("nobody"), cancel_of(""), submit_of("a"))
+        await settle()
+        generator.generations["a"].say("x")
+        await settle()
+        client.send(cancel_of("a"), cancel_of("a"))
+        client.half_close()
+        await task
+
+    assert client.num_terminals == {"a": 1}
+    assert client.kinds_of("a")[-1] == "finished"
+
+
+async def test_a_name_is_free_again_after_a_cancel(generator, submit_of, cancel_of):
+    async with open_session(generator) as (_, client, task):
+        client.send(submit_of("a", "first"))
+        await settle()
+        client.send(cancel_of("a"), submit_of("a", "second"))
+        await settle()
+        generator.generations["second"].say("x")
+        client.half_close()
+        await task
+
+    assert client.kinds_of("a") == [
+        "accepted",
+        "failed",
+        "accepted",
+        "notice",
+        "tokens",
+        "choice_finished",
+        "finished",
+    ]
+
+
+async def test_a_live_name_is_refused_and_the_live_request_goes_on(generator, submit_of):
+    async with open_session(generator) as (_, client, task):
+        client.send(submit_of("a", "first"), submit_of("a", "second"))
+        await settle()
+        generator.generations["first"].say("x")
+        client.half_close()
+        await task
+    (refusal,) = client.events_of("")
+
+    assert refusal.failed.code == INVALID_ARGUMENT
+    assert refusal.failed.field == "request_id"
+    assert "'a'" in refusal.failed.message
+    assert "second" not in generator.generations
+    assert client.kinds_of("a")[-1] == "finished"
+    assert client.num_terminals["a"] == 1
+
+
+@pytest.mark.parametrize("name", ["", "x" * 129])
+async def test_a_name_that_is_none_or_too_long_is_refused(generator, submit_of, name):
+    async with open_session(generator) as (_, client, task):
+        client.send(submit_of(name, "text"), submit_of("x" * 128, "other"))
+        client.half_close()
+        await settle()
+        generator.generations["other"].say("x")
+        await task
+    (refusal,) = client.events_of("")
+
+    assert refusal.failed.code == INVALID_ARGUMENT
+    assert refusal.failed.field == "request_id"
+    assert "text" not in generator.generations
+    assert client.num_terminals["x" * 128] == 1
+
+
+async def test_an_unknown_action_is_refused_and_the_stream_goes_on(generator, submit_of):
+    async with open_session(generator) as (_, client, task):
+        client.send(pb.SessionRequest(), submit_of("a"))
+        client.half_close()
+        await settle()
+        generator.generations["a"].say("x")
+        await task
+
+    assert [event.failed.code for event in client.events_of("")] == [INVALID_ARGUMENT]
+    assert client.kinds_of("a")[-1] == "finished"
+
+
+async def test_requests_past_the_limit_are_refused_until_one_ends(generator, submit_of):
+    async with open_session(generator) as (_, client, _task):
+        client.send(*(submit_of(str(number)) for number in range(MAX_LIVE + 1)))
+        for _ in range(10):
+            await settle()
+        (refusal,) = client.events_of(str(MAX_LIVE))
+        assert refusal.failed.code == RESOURCE_EXHAUSTED
+        assert refusal.failed.retryable
+        assert refusal.failed.HasField("retry_after")
+        assert len(generator.generations) == MAX_LIVE
+
+        generator.generations["0"].say("x")
+        await settle()
+        client.send(submit_of("late"))
+        await settle()
+        assert client.kinds_of("late") == ["accepted"]
+
+
+async def test_a_refused_request_fails_alone(generator, submit_of):
+    generator.errors["bad"] = InvalidRequest("top_p is out of range", field="top_p")
+    async with open_session(generator) as (_, client, task):
+        client.send(submit_of("good"), submit_of("bad"))
+        await settle()
+        generator.generations["good"].say("x")
+        client.half_close()
+        await task
+
+    assert client.kinds_of("bad") == ["failed"]
+    assert client.events_of("bad")[0].failed == pb.Failed(
+        code=INVALID_ARGUMENT, message="top_p is out of range", field="input.top_p"
+    )
+    assert client.kinds_of("good")[-1] == "finished"
+
+
+async def test_a_failed_generation_fails_alone(generator, submit_of):
+    async with open_session(generator) as (_, client, task):
+        client.send(submit_of("a"), submit_of("b"))
+        await settle()
+        generator.generations["a"].feed(Delta(choice=0, text="x", token_ids=[1]))
+        generator.generations["a"].fail(GenerationFailed("the engine was lost", retryable=True))
+        await settle()
+        generator.generations["b"].say("x")
+        client.half_close()
+        await task
+
+    assert client.kinds_of("a") == ["accepted", "tokens", "failed"]
+    assert client.events_of("a")[-1].failed.code == UNAVAILABLE
+    assert client.events_of("a")[-1].failed.retryable
+    assert client.kinds_of("b")[-1] == "finished"
+
+
+async def test_an_unexpected_exception_fails_its_request_and_is_not_told(generator, submit_of):
+    generator.errors["a"] = ValueError("secret path")
+    with capture_logs() as logs:
+        async with open_session(generator) as (_, client, task):
+            client.send(submit_of("a"), submit_of("b"))
+            client.half_close()
+            await settle()
+            generator.generations["b"].say("x")
+            await task
+
+    assert client.events_of("a")[0].failed.code == INTERNAL
+    assert client.events_of("a")[0].failed.message == "internal error"
+    assert client.kinds_of("b")[-1] == "finished"
+    assert [log["event"] for log in logs] == ["request_failed"]
+
+
+async def test_half_close_without_requests_ends_the_session(generator):
+    async with open_session(generator) as (_, client, task):
+        client.half_close()
+        await task
+
+    assert client.responses == []
+
+
+async def test_cancelling_the_session_cancels_every_generation(generator, submit_of):
+    names = ["a", "b", "c"]
+    async with open_session(generator) as (_, client, task):
+        client.send(*(submit_of(name) for name in names))
+        await settle()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    assert all(generator.generations[name].cancelled.is_set() for name in names)
+
+
+async def test_a_write_that_fails_ends_the_session_and_cancels_every_generation(
+    generator, submit_of, monkeypatch
+):
+    async with open_session(generator) as (session, client, task):
+        client.send(submit_of("a"), submit_of("b"))
+        await settle()
+
+        async def broken(response):
+            raise ConnectionError
+
+        monkeypatch.setattr(session, "_write", broken)
+        generator.generations["a"].feed(Delta(choice=0, text="x", token_ids=[1]))
+        with pytest.raises(ConnectionError):
+            await task
+
+    assert all(generation.cancelled.is_set() for generation in generator.generations.values())
+
+
+async def test_a_client_that_does_not_read_holds_back_its_generations(generator, submit_of):
+    names = ["a", "b"]
+    num_batches = 4 * TOKENS_LIMIT_BYTES // 1000
+    async with open_session(generator) as (_, client, task):
+        client.send(*(submit_of(name) for name in names))
+        await settle()
+        client.reads.clear()
+        for name in names:
+            for _ in range(num_batches):
+                generator.generations[name].feed(Delta(choice=0, text="x" * 1000, token_ids=[1]))
+            generator.generations[name].end()
+        for _ in range(100):
+            await settle()
+        pulled = [generator.generations[name].num_pulled for name in names]
+        # The outbox, one message in the writer's hand, one batch in each request's.
+        assert sum(pulled) <= 2 * TOKENS_LIMIT_BYTES // 1000 + 4
+        assert min(pulled) > 0
+
+        client.reads.set()
+        client.half_close()
+        await task
+
+    assert client.num_terminals == {"a": 1, "b": 1}
+    for name in names:
+        texts = [event.tokens.text for event in client.events_of(name)]
+        assert len("".join(texts)) == 1000 * num_batches
+    assert max(response.ByteSize() for response in client.responses) < TOKENS_LIMIT_BYTES + 5000
+
+
+async def test_a_cancel_passes_buffers_full_of_tokens(generator, submit_of, cancel_of):
+    async with open_session(generator) as (_, client, _task):
+        client.send(submit_of("a"))
+        await settle()
+        client.reads.clear()
+        for _ in range(4 * TOKENS_LIMIT_BYTES // 1000):
+            generator.generations["a"].feed(Delta(choice=0, text="x" * 1000, token_ids=[1]))
+        for _ in range(100):
+            await settle()
+        client.send(cancel_of("a"))
+        await settle()
+
+        assert generator.generations["a"].cancelled.is_set()
+
+
+async def test_a_client_that_only_sends_is_no_longer_read(generator, submit_of):
+    async with open_session(generator) as (_, client, _task):
+        client.reads.clear()
+        # A refusal takes 40 bytes. The outbox holds the limit, and so may the writer's message.
+        num_sent = 3 * REPLIES_LIMIT_BYTES // 40
+        client.send(*(submit_of("", "text") for _ in range(num_sent)))
+        for _ in range(100):
+            await settle()
+
+        assert client.num_taken < num_sent
+
+
+async def test_a_drain_finishes_the_live_requests_and_refuses_others(generator, submit_of):
+    async with open_session(generator) as (session, client, task):
+        client.send(submit_of("a"))
+        await settle()
+        session.drain()
+        client.send(submit_of("b"))
+        await settle()
+        assert not task.done()
+        generator.generations["a"].say("x")
+        with pytest.raises(EngineUnavailable):
+            await task
+
+    assert client.kinds_of("a")[-1] == "finished"
+    assert client.events_of("b")[0].failed.code == UNAVAILABLE
+    assert not generator.generations["a"].cancelled.is_set()
+
+
+async def test_a_drain_ends_an_idle_session_at_once(generator):
+    async with open_session(generator) as (session, _client, task):
+        await settle()
+        session.drain()
+        with pytest.raises(EngineUnavailable):
+            await task
+
+
+async def test_a_drain_after_half_close_is_an_ordinary_end(generator, submit_of):
+    async with open_session(generator) as (session, client, task):
+        client.send(submit_of("a"))
+        client.half_close()
+        await settle()
+        session.drain()
+        generator.generations["a"].say("x")
+        await task
+
+    assert client.kinds_of("a")[-1] == "finished"
