@@ -1,0 +1,178 @@
+"""Choosing tokens from logits, row by row, with no state but the settings of the seats.
+
+A row's token is a function of its logits, its settings and its position, so it does not depend
+on the batch, and is the same after a preemption. Filters apply in transformers' order:
+temperature, top-k, top-p, min-p; then the largest of logit + Gumbel noise is taken, which is a
+sample of the softmax over the kept tokens. Ties go to the lowest token id everywhere.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cadenza.kernels.philox import gumbel_noise
+from cadenza.scheduler.plan import BoolArray, Int32Array, Logprobs
+from cadenza.wire.messages import Sampling
+
+_GREEDY_BELOW = 1e-5  # temperatures under it would overflow fp32
+_FIRST_CANDIDATES = 256  # sorted before a top-p filter asks for the whole vocabulary
+_GREEDY = Sampling(temperature=0.0)
+
+
+class Sampled(NamedTuple):
+    """What became of each row of logits."""
+
+    tokens: Int32Array  # [rows], -1 where failed
+    failed: BoolArray  # [rows], True: NaN, +inf, or nothing above -inf
+    logprobs: dict[int, Logprobs]  # row -> its log-probabilities, where asked for
+
+
+class _SeatSettings(NamedTuple):
+    sampling: Sampling
+    choice: int
+
+
+class Sampler:
+    """Samples a step's rows by the settings of their seats."""
+
+    def __init__(self, num_seats: int, vocab_size: int) -> None:
+        self._seats = [_SeatSettings(_GREEDY, 0)] * num_seats
+        self._vocab_size = vocab_size
+
+    def seat(self, seat: int, sampling: Sampling, choice: int) -> None:
+        """Hold the settings of the request that takes `seat`, until the next one does."""
+        self._seats[seat] = _SeatSettings(sampling, choice)
+
+    def sample(self, logits: Tensor, seats: Int32Array, positions: Int32Array) -> Sampled:
+        """Sample one token a row.
+
+        logits: [rows, vocab_size] fp32, not written to. positions: [rows], the index in its
+        sequence of the token being sampled.
+        """
+        settings = [self._seats[seat] for seat in seats.tolist()]
+        # NaN wins any maximum, and the maximum is -inf only where no token is left
+        failed: BoolArray = ~np.isfinite(logits.amax(dim=-1).cpu().numpy())
+        tokens: Int32Array = logits.argmax(dim=-1).cpu().numpy().astype(np.int32)
+        drawing = [
+            row
+            for row, seat in enumerate(settings)
+            if seat.sampling.temperature >= _GREEDY_BELOW and not failed[row]
+        ]
+        if drawing:
+            noise = self._noise(settings, positions, drawing, logits.device)
+            for row, row_noise in zip(drawing, noise, strict=True):
+                tokens[row] = _draw(logits[row], row_noise, settings[row].sampling)
+        tokens[failed] = -1
+        return Sampled(tokens, failed, _wanted_logprobs(logits, tokens, failed, settings))
+
+    def _noise(
+        self,
+        settings: list[_SeatSettings],
+        positions: Int32Array,
+        rows: list[int],
+        device: torch.device,
+    ) -> Tensor:
+        """Return Gumbel noise [rows, vocab_size]."""
+        # a seed is unsigned; its bits travel as a signed int64
+        seeds = np.array([settings[row].sampling.seed for row in rows], dtype=np.uint64)
+        choices = [settings[row].choice for row in rows]
+        return gumbel_noise(
+            torch.from_numpy(seeds.view(np.int64)).to(device),
+            torch.from_numpy(positions[rows].astype(np.int64)).to(device),
+            torch.tensor(choices, dtype=torch.int64, device=device),
+            self._vocab_size,
+        )
+
+
+def _draw(logits: Tensor, noise: Tensor, sampling: Sampling) -> int:
+    """Return the token of one row [vocab_size] with finite maximum."""
+    # the maximum first, so that no temperature can overflow
+    scaled = (logits - logits.max()).div_(sampling.temperature)
+    kept = _kept(scaled, sampling)
+    if kept is None:
+        return int((scaled + noise).argmax())
+    scores = scaled.index_select(0, kept) + noise.index_select(0, kept)
+    best = kept[scores == scores.max()]
+    return int(best.min())
+
+
+def _kept(scaled: Tensor, sampling: Sampling) -> Tensor | None:
+    """Return the ids of the tokens that the filters keep, at least one; None: all of them.
+
+    scaled: [vocab_size], logits over temperature, the largest 0.
+    """
+    size = len(scaled)
+    top_k = sampling.top_k if 0 < sampling.top_k < size else size
+    kept = None
+    if sampling.top_p < 1.0:
+        kept = _top_p(scaled, top_k, sampling.top_p)
+    elif top_k < size:
+        kept = _best(scaled, top_k)
+    if sampling.min_p <= 0.0:
+        return kept
+    # p >= min_p * largest p; the largest logit is 0
+    least = math.log(min(sampling.min_p, 1.0))
+    if kept is None:
+        return torch.nonzero(scaled >= least).squeeze(1)
+    return kept[scaled.index_select(0, kept) >= least]
+
+
+def _best(values: Tensor, count: int) -> Tensor:
+    """Return the ids of the `count` largest values, best first, equal ones by id."""
+    least = values.topk(count).values[-1]
+    candidates = torch.nonzero(values >= least).squeeze(1)
+    order = values.index_select(0, candidates).argsort(descending=True, stable=True)
+    return candidates.index_select(0, order[:count])
+
+
+def _top_p(scaled: Tensor, top_k: int, top_p: float) -> Tensor:
+    """Return the fewest best tokens of the top k whose probabilities reach `top_p`."""
+    if top_k < len(scaled):
+        ids = _best(scaled, top_k)
+        return _reaching(ids, _softmax(scaled.index_select(0, ids)), top_p)
+    probabilities = _softmax(scaled)
+    first = _best(scaled, min(_FIRST_CANDIDATES, len(scaled)))
+    kept = _reaching(first, probabilities.index_select(0, first), top_p)
+    if len(kept) < len(first):
+        return kept
+    everything = _best(scaled, len(scaled))
+    return _reaching(everything, probabilities.index_select(0, everything), top_p)
+
+
+def _softmax(values: Tensor) -> Tensor:
+    # as one row of a matrix: sums of a long vector would be split by the number of threads
+    return torch.softmax(values.unsqueeze(0), dim=-1).squeeze(0)
+
+
+def _reaching(ids: Tensor, probabilities: Tensor, top_p: float) -> Tensor:
+    """Return the ids, best first, up to the first where the sum reaches `top_p`."""
+    probabilities = probabilities.double()
+    before = probabilities.cumsum(0) - probabilities
+    return ids[: max(1, int((before < top_p).sum()))]
+
+
+def _wanted_logprobs(
+    logits: Tensor, tokens: Int32Array, failed: BoolArray, settings: list[_SeatSettings]
+) -> dict[int, Logprobs]:
+    return {
+        row: _logprobs(logits[row], int(tokens[row]), seat.sampling.logprobs)
+        for row, seat in enumerate(settings)
+        if seat.sampling.logprobs is not None and not failed[row]
+    }
+
+
+def _logprobs(logits: Tensor, token: int, wanted: int) -> Logprobs:
+    """Return the log-probability of `token` and of the `wanted` best, from raw logits."""
+    values = torch.log_softmax(logits.unsqueeze(0), dim=-1).squeeze(0)
+    ids = _best(logits, min(wanted, len(logits))) if wanted else torch.empty(0, dtype=torch.int64)
+    top = values.index_select(0, ids.to(values.device))
+    return Logprobs(
+        sampled=float(values[token]),
+        top_ids=ids.cpu().numpy().astype(np.int32),
+        top_logprobs=top.cpu().numpy(),
+    )
