@@ -7,6 +7,7 @@ end closes, so that neither outlives the other however it dies.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import socket
 import subprocess
@@ -45,10 +46,9 @@ class EngineProcess:
 
     async def wait(self) -> int:
         """Wait until it has exited, and return its status."""
-        while (status := self.exit_status) is None:
-            await asyncio.sleep(
-                _POLL_S
-            )  # rare and short-lived; a child watcher would need a thread
+        # Rare and short-lived; a child watcher would need a thread.
+        while (status := self.exit_status) is None:  # noqa: ASYNC110
+            await asyncio.sleep(_POLL_S)
         return status
 
     async def stop(self, grace_s: float = 5.0) -> int:
@@ -57,17 +57,19 @@ class EngineProcess:
         To let it leave by itself, close its `EngineClient` first. Cancelling kills it at once.
         """
         try:
-            for end in (lambda: None, self._process.terminate):
-                end()
-                try:
-                    async with asyncio.timeout(grace_s):
-                        return await self.wait()
-                except TimeoutError:
-                    continue
+            if not await self._leaves_within(grace_s):
+                self._process.terminate()
+                await self._leaves_within(grace_s)
         finally:
             if self.exit_status is None:
                 self._process.kill()
         return await self.wait()
+
+    async def _leaves_within(self, timeout_s: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self.wait()
+        return self.exit_status is not None
 
 
 def start_engine(command: Sequence[str] = _COMMAND) -> EngineProcess:

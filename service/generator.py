@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 import uuid
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 
 from cadenza.service.engine_client import EngineClient
-from cadenza.service.errors import InvalidRequest, Overloaded, UnknownModel
+from cadenza.service.errors import EngineUnavailable, InvalidRequest, Overloaded, UnknownModel
 from cadenza.service.generation import Generation
 from cadenza.service.limits import Limits
 from cadenza.service.metrics import Metrics, RequestTimer
@@ -22,6 +23,7 @@ from cadenza.wire.arrays import pack_ids
 from cadenza.wire.messages import Ready, Submit
 
 _ENCODER_THREADS = 2
+_DRAIN_POLL_S = 0.05
 
 
 class Generator:
@@ -44,11 +46,17 @@ class Generator:
         self.metrics = metrics or Metrics()
         self.created = int(time.time())
         self.num_queued = 0  # choices accepted here that have had no seat yet
+        self._draining = False
         self._encoders = ThreadPoolExecutor(_ENCODER_THREADS, thread_name_prefix="encode")
 
     @property
     def model_name(self) -> str:
         return self.model_names[0]
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a request sent now would be served now."""
+        return self.engine.is_serving and not self._draining
 
     def check_model(self, name: object) -> None:
         """Accept a served name, or none at all.
@@ -72,6 +80,8 @@ class Generator:
             Overloaded: too many choices wait already.
             EngineUnavailable: the engine is dead.
         """
+        if self._draining:
+            raise EngineUnavailable("The service is shutting down.")
         timer = RequestTimer(self.metrics)
         self.check_model(request.model)
         ready = await self._ready()
@@ -84,6 +94,23 @@ class Generator:
             self._dequeue(checked.num_choices)
             raise
         return self._launch(checked, prompt, max_tokens, timer)
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Refuse new requests from now on, and wait for the running ones to end.
+
+        Returns whether they have. Closing the engine client fails those that have not.
+        """
+        self._draining = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while not self.is_idle:  # noqa: ASYNC110 - once in a process's life
+                    await asyncio.sleep(_DRAIN_POLL_S)
+        return self.is_idle
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is anywhere between its arrival and its end."""
+        return self.engine.num_rows == 0 and self.num_queued == 0
 
     def close(self) -> None:
         """Let go of the encoder threads. Running encodes finish on their own."""

@@ -1,4 +1,4 @@
-"""An engine without a model: speaks the wire's messages on the same loop, under a test's control."""
+"""An engine without a model: it speaks the wire's messages, under a test's control."""
 
 from __future__ import annotations
 

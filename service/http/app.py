@@ -1,0 +1,148 @@
+"""The ASGI application: its routes, and the boundary that turns every failure into JSON."""
+
+from __future__ import annotations
+
+import re
+from importlib.metadata import version
+from typing import Any
+
+import structlog
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from cadenza.service.errors import RequestError
+from cadenza.service.generator import Generator
+from cadenza.service.http.chat import Chat
+from cadenza.service.http.completions import Completions
+from cadenza.service.http.endpoint import Endpoint
+from cadenza.service.http.errors import ClientGone, JsonResponse, error_response, plain_error
+from cadenza.service.http.metrics import Exporter
+
+logger = structlog.get_logger(__name__)
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+
+def build_app(generator: Generator) -> ASGIApp:
+    """The application for one generator. It needs no lifespan."""
+    pages = Pages(generator)
+    routes = [
+        Route("/v1/chat/completions", Endpoint(generator, Chat()), methods=["POST"]),
+        Route("/v1/completions", Endpoint(generator, Completions()), methods=["POST"]),
+        Route("/v1/models", pages.models),
+        Route("/v1/models/{model:path}", pages.model),
+        Route("/health", pages.health),
+        Route("/ping", pages.health, methods=["GET", "POST"]),
+        Route("/ready", pages.ready),
+        Route("/version", pages.version),
+        Route("/metrics", pages.metrics),
+    ]
+    return Boundary(Router(routes, redirect_slashes=False))
+
+
+class Pages:
+    """The endpoints that only look."""
+
+    def __init__(self, generator: Generator) -> None:
+        self._generator = generator
+        self._exporter = Exporter(generator)
+
+    async def models(self, request: Request) -> Response:
+        data = [self._model(name) for name in self._generator.model_names]
+        return JsonResponse({"object": "list", "data": data})
+
+    async def model(self, request: Request) -> Response:
+        name = request.path_params["model"]
+        self._generator.check_model(name)
+        return JsonResponse(self._model(name))
+
+    async def health(self, request: Request) -> Response:
+        """Liveness: the engine has not died. It may be loading still; requests then wait."""
+        return Response(status_code=200 if self._generator.engine.failure is None else 503)
+
+    async def ready(self, request: Request) -> Response:
+        """Readiness: a request sent now is served now."""
+        return Response(status_code=200 if self._generator.is_ready else 503)
+
+    async def version(self, request: Request) -> Response:
+        return JsonResponse({"version": version("cadenza")})
+
+    async def metrics(self, request: Request) -> Response:
+        return Response(self._exporter.render(), media_type=self._exporter.content_type)
+
+    def _model(self, name: str) -> dict[str, Any]:
+        limits = self._generator.engine.limits
+        return {
+            "id": name,
+            "object": "model",
+            "created": self._generator.created,
+            "owned_by": "cadenza",
+            "root": self._generator.model_name,
+            "parent": None,
+            "max_model_len": limits.max_model_len if limits else None,
+            "permission": [],
+        }
+
+
+class Boundary:
+    """Answers for whatever the application raises, and echoes a well-formed x-request-id."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            raise RuntimeError(f"only HTTP is served, not {scope['type']}")
+        scope["app"] = self  # makes the router raise 404 and 405 rather than answer in plain text
+        reply = Reply(send, _request_id(scope))
+        with structlog.contextvars.bound_contextvars(request_id=reply.request_id):
+            await self._guarded(scope, receive, reply)
+
+    async def _guarded(self, scope: Scope, receive: Receive, reply: Reply) -> None:
+        try:
+            await self._app(scope, receive, reply.send)
+        except ClientGone:
+            logger.info("client_gone", path=scope["path"])
+        except Exception as error:
+            if reply.started:
+                logger.exception("response_cut", path=scope["path"])
+                return  # uvicorn closes the connection: the body was not completed
+            await _response(error, scope)(scope, receive, reply.send)
+
+
+class Reply:
+    """The way back to the client, which knows whether it was taken."""
+
+    def __init__(self, send: Send, request_id: str | None) -> None:
+        self.started = False
+        self.request_id = request_id
+        self._send = send
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.started = True
+            if self.request_id is not None:
+                headers = MutableHeaders(raw=list(message.get("headers", ())))
+                headers["x-request-id"] = self.request_id
+                message = {**message, "headers": headers.raw}
+        await self._send(message)
+
+
+def _request_id(scope: Scope) -> str | None:
+    given = Headers(scope=scope).get("x-request-id", "")
+    return given if _REQUEST_ID.fullmatch(given) else None
+
+
+def _response(error: Exception, scope: Scope) -> Response:
+    match error:
+        case RequestError():
+            return error_response(error)
+        case HTTPException():
+            headers = dict(error.headers) if error.headers else None
+            return plain_error(error.status_code, error.detail, headers)
+    logger.error("request_failed", path=scope["path"], exc_info=error)
+    return plain_error(500, "Something went wrong in the server.")

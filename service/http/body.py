@@ -1,0 +1,60 @@
+"""A request's body: read within a limit, decoded strictly."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope
+
+from cadenza.service.errors import InvalidRequest
+from cadenza.service.http.errors import ClientGone
+
+MAX_BODY_BYTES = 4 << 20
+
+
+async def read_json(scope: Scope, receive: Receive) -> dict[str, Any]:
+    """The body as a JSON object.
+
+    Raises:
+        HTTPException: 413 over MAX_BODY_BYTES, 415 for a compressed body.
+        InvalidRequest: no JSON, or no object.
+        ClientGone: the client left before it had sent everything.
+    """
+    headers = Headers(scope=scope)
+    if headers.get("content-encoding", "identity") != "identity":
+        raise HTTPException(415, "A compressed body is not supported.")
+    length = headers.get("content-length", "")
+    if length.isdecimal() and int(length) > MAX_BODY_BYTES:
+        raise _too_large()
+    return _decode(await _read(receive))
+
+
+async def _read(receive: Receive) -> bytes:
+    body = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        body += message.get("body", b"")
+        if len(body) > MAX_BODY_BYTES:
+            raise _too_large()
+        if not message.get("more_body", False):
+            return bytes(body)
+
+
+def _decode(body: bytes) -> dict[str, Any]:
+    try:
+        value = msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        # the reason is left out: it may quote bytes that no JSON can carry back
+        raise InvalidRequest("The body is not valid JSON in UTF-8.") from error
+    if not isinstance(value, dict):
+        raise InvalidRequest("The body must be a JSON object.")
+    return value
+
+
+def _too_large() -> HTTPException:
+    return HTTPException(413, f"The body is larger than {MAX_BODY_BYTES} bytes.")

@@ -1,0 +1,82 @@
+"""An HTTP request for generation, parsed: what both OpenAI dialects have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cadenza.service import fields
+from cadenza.service.errors import InvalidRequest
+from cadenza.service.http.unsupported import refuse_unsupported
+from cadenza.service.request import GenerationRequest
+
+# Passed through as sent; `Generator.submit` checks them.
+_SAMPLING = (
+    "model",
+    "min_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "n",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+    "priority",
+    "cache_salt",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One HTTP call: usually one request, several for a list of prompts."""
+
+    requests: Sequence[GenerationRequest]
+    stream: bool
+    include_usage: bool  # a last chunk with the usage
+    continuous_usage: bool  # the usage so far in every chunk
+    names: dict[str, str]  # our name of a field -> the client's
+
+
+def parse_call(
+    body: Mapping[str, Any],
+    prompts: Sequence[Mapping[str, Any]],
+    common: Mapping[str, Any],
+    names: dict[str, str],
+) -> Call:
+    """One request for each of `prompts`, the fields of `common` and the body's in all of them.
+
+    Raises:
+        InvalidRequest: an unsupported field, or streaming options that make no sense.
+    """
+    refuse_unsupported(body)
+    shared = {name: body.get(name) for name in _SAMPLING} | dict(common)
+    if isinstance(shared["stop"], str):
+        shared["stop"] = [shared["stop"]]
+    stream = _flag(body, "stream")
+    include_usage, continuous_usage = _stream_options(body.get("stream_options"), stream)
+    return Call(
+        requests=[GenerationRequest(**shared, **prompt) for prompt in prompts],
+        stream=stream,
+        include_usage=include_usage,
+        continuous_usage=continuous_usage,
+        names=names,
+    )
+
+
+def _stream_options(options: Any, stream: bool) -> tuple[bool, bool]:
+    if options is None:
+        return False, False
+    if not isinstance(options, Mapping):
+        raise InvalidRequest("stream_options must be an object.", "stream_options")
+    if not stream:
+        raise InvalidRequest("stream_options needs stream to be true.", "stream_options")
+    include = _flag(options, "include_usage", "stream_options.")
+    return include, include and _flag(options, "continuous_usage_stats", "stream_options.")
+
+
+def _flag(body: Mapping[str, Any], name: str, within: str = "") -> bool:
+    value = body.get(name)
+    return False if value is None else fields.flag(value, within + name)

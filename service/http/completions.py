@@ -1,0 +1,104 @@
+"""The words of /v1/completions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cadenza.service.errors import InvalidRequest
+from cadenza.service.events import Delta, Finished, PositionLogprobs
+from cadenza.service.http.call import Call, parse_call
+from cadenza.service.http.dialect import ChoiceState, floor
+
+MAX_PROMPTS = 64
+_DEFAULT_MAX_TOKENS = 16  # OpenAI's
+
+
+class Completions:
+    """Implements `Dialect`."""
+
+    id_prefix = "cmpl-"
+    object = "text_completion"
+    chunk_object = "text_completion"
+
+    def parse(self, body: Mapping[str, Any]) -> Call:
+        max_tokens = body.get("max_tokens")
+        common = {
+            "max_tokens": _DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens,
+            "logprobs": body.get("logprobs"),
+        }
+        return parse_call(body, _prompts(body.get("prompt")), common, {})
+
+    def opening(self, choice: ChoiceState) -> None:
+        return None
+
+    def delta(self, choice: ChoiceState, delta: Delta) -> Mapping[str, Any]:
+        return _choice(choice, delta.text, delta.logprobs)
+
+    def ending(self, choice: ChoiceState, finished: Finished) -> Mapping[str, Any]:
+        ending = _choice(choice, "", ())
+        ending["finish_reason"] = finished.reason.value
+        ending["stop_reason"] = finished.stop_reason
+        return ending
+
+    def whole(self, choice: ChoiceState) -> Mapping[str, Any]:
+        assert choice.finished is not None
+        whole = _choice(choice, "".join(choice.texts), choice.logprobs)
+        whole["finish_reason"] = choice.finished.reason.value
+        whole["stop_reason"] = choice.finished.stop_reason
+        return whole
+
+
+def _prompts(prompt: Any) -> list[dict[str, Any]]:
+    """A text, ids, or a list of either."""
+    if prompt is None:
+        raise InvalidRequest("prompt is missing.", "prompt")
+    if isinstance(prompt, str):
+        return [{"text": prompt}]
+    if not isinstance(prompt, list) or not prompt:
+        raise InvalidRequest(
+            "prompt must be a text, a list of token ids, or lists of these.", "prompt"
+        )
+    if isinstance(prompt[0], str | list):
+        if len(prompt) > MAX_PROMPTS:
+            raise InvalidRequest(f"prompt must have at most {MAX_PROMPTS} elements.", "prompt")
+        return [_one_prompt(element) for element in prompt]
+    return [{"token_ids": prompt}]
+
+
+def _one_prompt(element: Any) -> dict[str, Any]:
+    if isinstance(element, str):
+        return {"text": element}
+    if isinstance(element, list):
+        return {"token_ids": element}
+    raise InvalidRequest("Every element of prompt must be a text or a list of token ids.", "prompt")
+
+
+def _choice(choice: ChoiceState, text: str, logprobs: Sequence[PositionLogprobs]) -> dict[str, Any]:
+    return {
+        "index": choice.index,
+        "text": text,
+        "logprobs": _logprobs(choice, logprobs) if logprobs else None,
+        "finish_reason": None,
+        "stop_reason": None,
+    }
+
+
+def _logprobs(choice: ChoiceState, logprobs: Sequence[PositionLogprobs]) -> dict[str, Any]:
+    """Parallel lists. Offsets count the characters of the tokens before, over all chunks."""
+    offsets = []
+    for position in logprobs:
+        offsets.append(choice.num_chars)
+        choice.num_chars += len(position.sampled.text)
+    return {
+        "tokens": [position.sampled.text for position in logprobs],
+        "token_logprobs": [floor(position.sampled.logprob) for position in logprobs],
+        "top_logprobs": [_best(position) for position in logprobs],
+        "text_offset": offsets,
+    }
+
+
+def _best(position: PositionLogprobs) -> dict[str, float]:
+    best = {token.text: floor(token.logprob) for token in reversed(position.top)}
+    best.setdefault(position.sampled.text, floor(position.sampled.logprob))
+    return best

@@ -1,0 +1,58 @@
+"""What differs between chat and completions, as one seam."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from cadenza.service.events import Delta, Finished, PositionLogprobs
+from cadenza.service.http.call import Call
+
+
+@dataclass(slots=True, eq=False)
+class ChoiceState:
+    """One choice of the answer, as far as it has been told."""
+
+    index: int  # over all prompts of the call
+    begun: bool = False
+    num_chars: int = 0  # of the tokens told, for text offsets
+    texts: list[str] = field(default_factory=list)
+    logprobs: list[PositionLogprobs] = field(default_factory=list)
+    finished: Finished | None = None
+
+
+class Dialect(Protocol):
+    """**Protocol:** OpenAI's words for one endpoint. Everything returned is plain JSON."""
+
+    id_prefix: str
+    object: str  # of a whole answer
+    chunk_object: str  # of a streamed one
+
+    def parse(self, body: Mapping[str, Any]) -> Call:
+        """The call in a body. Raises InvalidRequest naming the field."""
+        ...
+
+    def opening(self, choice: ChoiceState) -> Mapping[str, Any] | None:
+        """What is said before a choice's first text, if anything."""
+        ...
+
+    def delta(self, choice: ChoiceState, delta: Delta) -> Mapping[str, Any]:
+        """New output of a choice."""
+        ...
+
+    def ending(self, choice: ChoiceState, finished: Finished) -> Mapping[str, Any]:
+        """A choice's end, which carries no text: strict clients drop text that comes with it."""
+        ...
+
+    def whole(self, choice: ChoiceState) -> Mapping[str, Any]:
+        """A choice of an answer that is not streamed."""
+        ...
+
+
+MIN_LOGPROB = -9999.0  # JSON has no infinity; vLLM's floor
+
+
+def floor(logprob: float) -> float:
+    """The log-probability as JSON can carry it."""
+    return max(logprob, MIN_LOGPROB) if logprob == logprob else MIN_LOGPROB

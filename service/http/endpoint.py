@@ -1,0 +1,153 @@
+"""POST /v1/chat/completions and /v1/completions: one course of events, two dialects."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from typing import Any
+
+from starlette.types import Receive, Scope, Send
+
+from cadenza.service.errors import InvalidRequest, RequestError
+from cadenza.service.events import Delta, Event, Finished
+from cadenza.service.generation import Generation
+from cadenza.service.generator import Generator
+from cadenza.service.http.body import read_json
+from cadenza.service.http.call import Call
+from cadenza.service.http.dialect import ChoiceState, Dialect
+from cadenza.service.http.disconnect import while_connected
+from cadenza.service.http.errors import ClientGone, JsonResponse, error_object, renamed
+from cadenza.service.http.merge import merge
+from cadenza.service.http.sse import EventStream
+from cadenza.service.http.usage import usage
+
+
+class Endpoint:
+    """An ASGI application. What fails before the first output is raised, as `RequestError`."""
+
+    def __init__(self, generator: Generator, dialect: Dialect) -> None:
+        self._generator = generator
+        self._dialect = dialect
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        call = self._dialect.parse(await read_json(scope, receive))
+        self._check_size(call)
+        await while_connected(receive, self._answer(call, scope, receive, send))
+
+    def _check_size(self, call: Call) -> None:
+        n = call.requests[0].n
+        rows = len(call.requests) * (n if type(n) is int else 1)
+        if len(call.requests) > 1 and rows > self._generator.limits.max_queued:
+            raise InvalidRequest(f"{rows} choices in one call are too many.", "n")
+
+    async def _answer(self, call: Call, scope: Scope, receive: Receive, send: Send) -> None:
+        async with AsyncExitStack() as running:
+            generations = [
+                await running.enter_async_context(await self._submit(call, index))
+                for index in range(len(call.requests))
+            ]
+            answer = Answer(self._dialect, call, generations)
+            if call.stream:
+                await _stream(answer, EventStream(send))
+            else:
+                await JsonResponse(await answer.whole())(scope, receive, send)
+
+    async def _submit(self, call: Call, index: int) -> Generation:
+        try:
+            return await self._generator.submit(call.requests[index])
+        except InvalidRequest as error:
+            raise renamed(error, call.names) from error
+
+
+async def _stream(answer: Answer, stream: EventStream) -> None:
+    try:
+        async for events in answer.chunks():
+            await stream.send(events)
+        await stream.finish()
+    except RequestError as error:
+        if not stream.started:
+            raise
+        await stream.fail(error_object(error))
+    except TimeoutError as error:
+        raise ClientGone from error  # as good as gone: it has stopped reading
+
+
+class Answer:
+    """One call's answer as JSON, in chunks or whole, from the events of its generations."""
+
+    def __init__(self, dialect: Dialect, call: Call, generations: Sequence[Generation]) -> None:
+        self._dialect = dialect
+        self._call = call
+        self._generations = generations
+        self._choices: dict[tuple[int, int], ChoiceState] = {}
+        self._num_tokens = 0
+        self._id = dialect.id_prefix + uuid.uuid4().hex
+        self._created = int(time.time())
+        for prompt, generation in enumerate(generations):
+            for choice in range(generation.num_choices):
+                self._choices[prompt, choice] = ChoiceState(index=len(self._choices))
+
+    async def chunks(self) -> AsyncIterator[list[Mapping[str, Any]]]:
+        """Every chunk, those of one wake-up together; never an empty list."""
+        async for prompt, batch in merge(self._generations):
+            if chunks := [chunk for event in batch for chunk in self._chunks(prompt, event)]:
+                yield chunks
+        if self._call.include_usage:
+            yield [
+                {**self._head(self._dialect.chunk_object), "choices": [], "usage": self._usage()}
+            ]
+
+    async def whole(self) -> Mapping[str, Any]:
+        """The answer once it is complete."""
+        async for prompt, batch in merge(self._generations):
+            for event in batch:
+                self._keep(prompt, event)
+        return {
+            **self._head(self._dialect.object),
+            "choices": [self._dialect.whole(choice) for choice in self._choices.values()],
+            "usage": self._usage(),
+        }
+
+    def _keep(self, prompt: int, event: Event) -> None:
+        if isinstance(event, Delta):
+            choice = self._choices[prompt, event.choice]
+            self._num_tokens += len(event.token_ids)
+            choice.texts.append(event.text)
+            choice.logprobs += event.logprobs
+        elif isinstance(event, Finished):
+            self._choices[prompt, event.choice].finished = event
+
+    def _chunks(self, prompt: int, event: Event) -> list[Mapping[str, Any]]:
+        if not isinstance(event, Delta | Finished):
+            return []
+        choice = self._choices[prompt, event.choice]
+        said = []
+        if not choice.begun:
+            choice.begun = True
+            said.append(self._dialect.opening(choice))
+        if isinstance(event, Finished):
+            said.append(self._dialect.ending(choice, event))
+        else:
+            self._num_tokens += len(event.token_ids)
+            if event.text or event.logprobs:
+                said.append(self._dialect.delta(choice, event))
+        return [self._chunk(part) for part in said if part is not None]
+
+    def _chunk(self, choice: Mapping[str, Any]) -> Mapping[str, Any]:
+        chunk = {**self._head(self._dialect.chunk_object), "choices": [choice]}
+        if self._call.include_usage:
+            chunk["usage"] = self._usage() if self._call.continuous_usage else None
+        return chunk
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {
+            "id": self._id,
+            "object": kind,
+            "created": self._created,
+            "model": self._generations[0].model,
+        }
+
+    def _usage(self) -> dict[str, Any]:
+        return usage(self._generations, self._num_tokens)
