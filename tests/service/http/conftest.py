@@ -1,0 +1,73 @@
+"""The HTTP API on a real loopback socket, in front of a fake engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from cadenza.service.http import HttpServer, build_app
+
+from ..conftest import Front
+
+
+@dataclass
+class Served:
+    front: Front
+    server: HttpServer
+    http: httpx.AsyncClient
+    port: int
+
+    @property
+    def openai(self) -> openai.AsyncOpenAI:
+        base = f"http://127.0.0.1:{self.port}/v1"
+        return openai.AsyncOpenAI(base_url=base, api_key="none", max_retries=0)
+
+    async def events(self, path: str, body: dict[str, Any]) -> list[Any]:
+        """Every event of a stream, as JSON or as "[DONE]"."""
+        response = await self.http.post(path, json={**body, "stream": True})
+        assert response.status_code == 200, response.text
+        assert response.text.endswith("\n\n")
+        blocks = response.text.removesuffix("\n\n").split("\n\n")
+        data = [block.removeprefix("data: ") for block in blocks]
+        return [part if part == "[DONE]" else json.loads(part) for part in data]
+
+    async def raw(self, path: str, body: dict[str, Any]) -> tuple[Any, asyncio.StreamWriter]:
+        """A connection that has sent a request, for leaving rudely."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        payload = json.dumps(body).encode()
+        head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(payload)}\r\n\r\n"
+        writer.write(head.encode() + payload)
+        await writer.drain()
+        return reader, writer
+
+
+OpenServed = Callable[..., AbstractAsyncContextManager[Served]]
+
+
+@pytest.fixture
+def serve(open_front) -> OpenServed:
+    @asynccontextmanager
+    async def served(**options: Any) -> AsyncIterator[Served]:
+        async with open_front(**options) as front:
+            listener = socket.create_server(("127.0.0.1", 0))
+            server = HttpServer(build_app(front.generator), [listener], graceful_s=1)
+            serving = asyncio.create_task(server.serve())
+            port = listener.getsockname()[1]
+            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=10) as http:
+                try:
+                    yield Served(front, server, http, port)
+                finally:
+                    server.stop()
+                    await serving
+                    listener.close()
+
+    return served

@@ -1,0 +1,100 @@
+"""/v1/completions as clients see it."""
+
+from __future__ import annotations
+
+COMPLETIONS = "/v1/completions"
+
+
+def test_the_openai_client_reads_both_modes(run, serve):
+    async def main():
+        async with serve() as served:
+            served.front.says("hello 😀")
+            async with served.openai as client:
+                whole = await client.completions.create(model="alias", prompt="x", max_tokens=50)
+                stream = await client.completions.create(
+                    model="alias", prompt="x", max_tokens=50, stream=True
+                )
+                chunks = [chunk async for chunk in stream]
+
+            assert whole.object == "text_completion"
+            assert whole.id.startswith("cmpl-")
+            assert whole.choices[0].text == "hello 😀"
+            assert "".join(chunk.choices[0].text for chunk in chunks) == "hello 😀"
+            assert chunks[-1].choices[0].finish_reason == "stop"
+
+    run(main())
+
+
+def test_every_kind_of_prompt_is_read(run, serve):
+    async def main():
+        async with serve() as served:
+            for prompt, count in (
+                ("a", 1),
+                (["a", "b"], 2),
+                ([1, 2], 1),
+                ([[1], [2, 3]], 2),
+                (["a", [1]], 2),
+            ):
+                body = {"prompt": prompt, "n": 2, "max_tokens": 2}
+                whole = (await served.http.post(COMPLETIONS, json=body)).json()
+                events = await served.events(COMPLETIONS, body)
+
+                indices = [choice["index"] for choice in whole["choices"]]
+                assert indices == list(range(2 * count))
+                ends = [
+                    choice["index"]
+                    for event in events[:-1]
+                    for choice in event["choices"]
+                    if choice["finish_reason"]
+                ]
+                assert sorted(ends) == indices
+                assert whole["usage"]["completion_tokens"] == 4 * count
+                for index in indices:
+                    text = "".join(
+                        choice["text"]
+                        for event in events[:-1]
+                        for choice in event["choices"]
+                        if choice["index"] == index
+                    )
+                    assert text == whole["choices"][index]["text"]
+
+    run(main())
+
+
+def test_sixteen_tokens_are_the_default(run, serve):
+    async def main():
+        async with serve() as served:
+            await served.http.post(COMPLETIONS, json={"prompt": "x", "max_tokens": None})
+            assert served.front.engine.submits()[0].max_tokens == 16
+
+    run(main())
+
+
+def test_logprobs_are_parallel_lists_with_running_offsets(run, serve):
+    async def main():
+        async with serve() as served:
+            served.front.says("hello")
+            body = {"prompt": "x", "logprobs": 2, "max_tokens": 3, "stop": ["zzzz"]}
+            whole = (await served.http.post(COMPLETIONS, json=body)).json()
+            logprobs = whole["choices"][0]["logprobs"]
+            events = await served.events(COMPLETIONS, body)
+
+            assert logprobs["tokens"] == ["he", "ll", "o"]
+            assert logprobs["text_offset"] == [0, 2, 4]
+            assert logprobs["token_logprobs"] == [-0.5] * 3
+            assert logprobs["top_logprobs"][0] == {"!": -0.25, '"': -9999.0, "he": -0.5}
+            chunks = [event["choices"][0]["logprobs"] for event in events[:-1]]
+            for name, values in logprobs.items():
+                assert [value for chunk in chunks if chunk for value in chunk[name]] == values
+
+    run(main())
+
+
+def test_control_tokens_in_a_raw_prompt_are_real(run, serve):
+    async def main():
+        async with serve() as served:
+            await served.http.post(COMPLETIONS, json={"prompt": "<|im_start|>a", "max_tokens": 1})
+            ids = memoryview(served.front.engine.submits()[0].prompt).cast("i").tolist()
+            assert ids[0] == served.front.tokenizer.backend.token_to_id("<|im_start|>")
+
+    run(main())

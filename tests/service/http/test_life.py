@@ -1,0 +1,253 @@
+"""Disconnects, failures, health, metrics and shutdown over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+
+import openai
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+LONG = {"prompt": "x", "max_tokens": 200, "ignore_eos": True}
+
+
+async def metrics_of(served) -> dict[tuple[str, str], float]:
+    text = (await served.http.get("/metrics")).text
+    return {
+        (sample.name, sample.labels.get("finished_reason") or sample.labels.get("le", "")): (
+            sample.value
+        )
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("state", ["queued", "running"])
+def test_a_client_that_leaves_is_cancelled(run, serve, stream, state):
+    async def main():
+        async with serve() as served:
+            engine = served.front.engine
+            engine.auto = False
+            body = {**LONG, "stream": stream, "n": 2}
+            reader, writer = await served.raw(COMPLETIONS, body)
+            await engine.until(lambda: len(engine.waiting) == 2)
+            if state == "running":
+                engine.step(3)
+                if stream:
+                    assert b"200" in await reader.readline()
+            writer.close()
+            await engine.until(lambda: len(engine.cancels()) == 2)
+
+            assert served.front.is_clean()
+            assert served.front.generator.metrics.finished["abort"] == 1
+            engine.resume()
+            assert (await served.http.post(COMPLETIONS, json={"prompt": "x"})).status_code == 200
+
+    run(main())
+
+
+def test_a_client_that_leaves_while_its_prompt_is_encoded_is_forgotten(run, serve, monkeypatch):
+    async def main():
+        async with serve() as served:
+            entered, leave = threading.Event(), threading.Event()
+
+            def slow(text):
+                entered.set()
+                leave.wait(10)
+                return [1]
+
+            with monkeypatch.context() as patch:
+                patch.setattr(served.front.tokenizer, "encode_text", slow)
+                _, writer = await served.raw(COMPLETIONS, LONG)
+                await asyncio.to_thread(entered.wait, 10)
+                assert served.front.generator.num_queued == 1
+                writer.close()
+                async with asyncio.timeout(10):
+                    while served.front.generator.num_queued:  # noqa: ASYNC110
+                        await asyncio.sleep(0.01)
+                leave.set()
+            await served.http.post(COMPLETIONS, json={"prompt": "x"})
+            assert len(served.front.engine.submits()) == 1
+
+    run(main())
+
+
+def test_a_client_that_leaves_while_the_engine_loads_is_forgotten(run, serve):
+    async def main():
+        async with serve(ready=False) as served:
+            _, writer = await served.raw(COMPLETIONS, LONG)
+            async with asyncio.timeout(10):
+                while not served.front.generator.num_queued:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+                writer.close()
+                while served.front.generator.num_queued:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+
+    run(main())
+
+
+def test_a_failure_before_the_first_token_is_an_http_error(run, serve):
+    async def main():
+        async with serve() as served:
+            engine = served.front.engine
+            engine.auto = False
+            for stream in (False, True):
+                body = {**LONG, "stream": stream}
+                call = asyncio.create_task(served.http.post(COMPLETIONS, json=body))
+                await engine.until(lambda: bool(engine.waiting))
+                [request] = engine.waiting
+                engine.waiting.clear()
+                engine.fail("no luck", request)
+                response = await call
+                assert response.status_code == 500
+                assert response.json()["error"]["message"] == "no luck"
+                assert response.headers["x-should-retry"] == "false"
+
+    run(main())
+
+
+def test_a_failure_in_mid_stream_is_an_event_and_no_done(run, serve):
+    async def main():
+        async with serve() as served:
+            engine = served.front.engine
+            engine.auto = False
+            call = asyncio.create_task(served.events(COMPLETIONS, LONG))
+            await engine.until(lambda: bool(engine.waiting))
+            engine.step(2)
+            engine.fail("no luck", next(iter(engine.running)))
+            events = await call
+
+            assert "[DONE]" not in events
+            assert events[-1]["error"]["message"] == "no luck"
+            assert all(not e["choices"][0]["finish_reason"] for e in events[:-1])
+
+    run(main())
+
+
+def test_the_openai_client_raises_when_the_engine_dies(run, serve):
+    async def main():
+        async with serve() as served:
+            engine = served.front.engine
+            engine.auto = False
+            async with served.openai as client:
+                creating = asyncio.create_task(
+                    client.completions.create(model="tiny", prompt="x", stream=True)
+                )
+                await engine.until(lambda: bool(engine.waiting))
+                engine.step(2)
+                stream = await creating
+                engine.die()
+                with pytest.raises(openai.APIError, match="engine"):
+                    async for _ in stream:
+                        pass
+                with pytest.raises(openai.InternalServerError):
+                    await client.completions.create(model="tiny", prompt="x")
+            assert (await served.http.get("/health")).status_code == 503
+            assert (await served.http.get("/ready")).status_code == 503
+            metrics = await metrics_of(served)
+            assert metrics["cadenza:num_requests_running", ""] == 0
+
+    run(main())
+
+
+def test_the_pages_that_only_look(run, serve):
+    async def main():
+        async with serve(ready=False) as served:
+            assert (await served.http.get("/health")).status_code == 200
+            assert (await served.http.get("/ready")).status_code == 503
+            served.front.engine.become_ready()
+            await served.front.client.ready()
+            assert (await served.http.get("/health")).content == b""
+            assert (await served.http.get("/ready")).status_code == 200
+            assert (await served.http.post("/ping")).status_code == 200
+            assert "version" in (await served.http.get("/version")).json()
+            models = (await served.http.get("/v1/models")).json()
+            assert [model["id"] for model in models["data"]] == ["tiny", "alias"]
+            assert models["data"][0]["max_model_len"] == 256
+            assert (await served.http.get("/v1/models/alias")).json()["id"] == "alias"
+
+    run(main())
+
+
+def test_request_ids_are_echoed_only_when_well_formed(run, serve):
+    async def main():
+        async with serve() as served:
+            for given, echoed in (("a.B-9_", True), ("x" * 129, False), ("a b", False)):
+                for path, body in ((COMPLETIONS, {"prompt": "x"}), ("/nope", {})):
+                    response = await served.http.post(
+                        path, json=body, headers={"x-request-id": given}
+                    )
+                    assert response.headers.get("x-request-id") == (given if echoed else None)
+
+    run(main())
+
+
+def test_metrics_count_each_request_once_and_return_to_zero(run, serve):
+    async def main():
+        async with serve() as served:
+            engine = served.front.engine
+            await served.http.post(COMPLETIONS, json={"prompt": "x", "n": 3, "max_tokens": 4})
+            await served.http.post(COMPLETIONS, json={"prompt": "x"})
+            engine.auto = False
+            _, writer = await served.raw(COMPLETIONS, {**LONG, "stream": True})
+            await engine.until(lambda: bool(engine.waiting))
+            engine.step()
+            async with asyncio.timeout(10):
+                while (await metrics_of(served))["cadenza:num_requests_running", ""] != 1:
+                    pass
+            writer.close()
+            await engine.until(served.front.is_clean)
+            metrics = await metrics_of(served)
+
+            assert metrics["cadenza:num_requests_running", ""] == 0
+            assert metrics["cadenza:num_requests_waiting", ""] == 0
+            assert metrics["cadenza:kv_cache_usage_perc", ""] == 0
+            assert metrics["cadenza:time_to_first_token_seconds_count", ""] == 3
+            assert metrics["cadenza:e2e_request_latency_seconds_count", ""] == 2
+            assert metrics["cadenza:request_success_total", "length"] == 1
+            assert metrics["cadenza:request_success_total", "stop"] == 1
+            assert metrics["cadenza:request_success_total", "abort"] == 1
+            assert metrics["cadenza:generation_tokens_total", ""] == 3 * 4 + 13 + 1
+
+    run(main())
+
+
+def test_an_unexpected_error_is_told_without_its_insides(run, serve, monkeypatch):
+    async def main():
+        async with serve() as served:
+
+            async def broken(request):
+                raise KeyError("/secret/path")
+
+            monkeypatch.setattr(served.front.generator, "submit", broken)
+            response = await served.http.post(COMPLETIONS, json={"prompt": "x"})
+            assert response.status_code == 500
+            assert "secret" not in response.text
+            assert response.json()["error"]["type"] == "server_error"
+
+    run(main())
+
+
+def test_stopping_is_bounded_while_streams_are_open(run, serve):
+    async def main():
+        async with serve() as served:
+            engine = served.front.engine
+            engine.auto = False
+            reader, writer = await served.raw(COMPLETIONS, {**LONG, "stream": True})
+            await engine.until(lambda: bool(engine.waiting))
+            engine.step()
+            await reader.readline()
+            assert not await served.front.generator.drain(0.05)
+            refused = await served.http.post(COMPLETIONS, json={"prompt": "x"})
+            assert refused.status_code == 503
+            served.front.client.close()
+            rest = await reader.readuntil(b"}}\n\n")
+            error = json.loads(rest.rsplit(b"data: ", 1)[1])
+            assert "shutting down" in error["error"]["message"]
+            writer.close()
+
+    run(main())
