@@ -57,6 +57,15 @@ class Channel:
             self._flush()
         return self._read() if readable else []
 
+    def drain(self, timeout_s: float = 5.0) -> None:
+        """Wait until the backlog is sent, for `timeout_s` at most; for the last words of a process.
+
+        Raises:
+            ChannelClosed: the front process is gone.
+        """
+        while self._unsent and select.select([], [self._socket], [], timeout_s)[1]:
+            self._flush()
+
     def _read(self) -> list[ToEngine]:
         messages: list[ToEngine] = []
         while True:

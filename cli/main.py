@@ -1,0 +1,46 @@
+"""The `cadenza` command. Heavy imports stay inside the commands, so that --help is instant."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+from cyclopts import App, CycloptsError, Parameter
+
+from cadenza.cli.errors import UsageError
+from cadenza.cli.options import ServeOptions
+
+app = App(
+    name="cadenza",
+    help="Stream tokens from a language model; every scheduling decision is a hook.",
+    help_on_error=False,
+)
+
+
+@app.command
+def serve(
+    model: Annotated[
+        str, Parameter(help="a GGUF file, a model folder, a hub id, or demo")
+    ] = "demo",
+    /,
+    *,
+    options: ServeOptions | None = None,
+) -> int:
+    """Serve a model over OpenAI-compatible HTTP and gRPC."""
+    from cadenza.cli.serve import run
+
+    return run(model, options or ServeOptions())
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command line and exit with its status: 0, 1 for a failure, 2 for a wrong use."""
+    try:
+        sys.exit(app(argv, exit_on_error=False, print_error=False) or 0)
+    except (CycloptsError, UsageError) as error:
+        sys.stderr.write(f"cadenza: {error}\n")
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""The options of `cadenza serve`. Flags keep vLLM's spelling where vLLM has the same thing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+Network = Parameter(group="Network")
+Model = Parameter(group="Model")
+Memory = Parameter(group="Memory and batching")
+Service = Parameter(group="Service")
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions:
+    """Everything that `cadenza serve` can be told."""
+
+    host: Annotated[str, Network] = "127.0.0.1"
+    """Address to listen on, for HTTP and gRPC."""
+
+    port: Annotated[int, Network] = 8000
+    """HTTP port; 0 takes any free one."""
+
+    grpc_port: Annotated[int, Network] = 50051
+    """gRPC port; 0 takes any free one."""
+
+    allow_unauthenticated: Annotated[bool, Network] = False
+    """Listen on an address that other machines can reach, although there are no keys."""
+
+    served_model_name: Annotated[tuple[str, ...], Model] = ()
+    """Name that clients ask for, instead of the model's own; may be given several times."""
+
+    device: Annotated[Literal["auto", "cpu", "cuda"], Model] = "auto"
+    """Where the model runs."""
+
+    dtype: Annotated[Literal["auto", "float32", "bfloat16"], Model] = "auto"
+    """Type of weights and KV cache; auto takes bfloat16 where the hardware multiplies it."""
+
+    max_model_len: Annotated[int | None, Model] = None
+    """Prompt and output tokens of a request at most; default: what the model was trained for."""
+
+    threads: Annotated[int | None, Model] = None
+    """CPU threads of the engine; default: one a core."""
+
+    block_size: Annotated[int, Memory] = 16
+    """Tokens a KV block holds; a power of two."""
+
+    num_gpu_blocks_override: Annotated[
+        int | None,
+        Parameter(name=["--num-gpu-blocks-override", "--num-blocks"], group="Memory and batching"),
+    ] = None
+    """KV blocks in the pool, on whatever device; default: from --kv-cache-memory-bytes."""
+
+    kv_cache_memory_bytes: Annotated[int, Memory] = 1 << 30
+    """Memory for the KV cache."""
+
+    max_num_seqs: Annotated[int, Memory] = 64
+    """Requests that may run at once."""
+
+    max_num_batched_tokens: Annotated[int | None, Memory] = None
+    """Tokens a step computes at most; default: calibrated, so that a step takes 75 ms."""
+
+    enable_prefix_caching: Annotated[bool, Memory] = True
+    """Share the KV blocks of equal prefixes."""
+
+    watermark: Annotated[float, Memory] = 0.01
+    """Share of the pool that admissions leave free."""
+
+    policy: Annotated[tuple[str, ...], Service] = ()
+    """A decision and the policy that takes it, as HOOK=POLICY; may be given several times."""
+
+    max_num_queued_reqs: Annotated[int, Service] = 256
+    """Requests that may wait for their first seat; beyond it they are refused."""
+
+    shutdown_timeout: Annotated[float, Service] = 30.0
+    """Seconds that requests in flight get to end after the first SIGTERM or Ctrl-C."""
+
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], Service] = "warning"
+    """Least severe log records that are written, to standard error."""

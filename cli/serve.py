@@ -1,0 +1,138 @@
+"""`cadenza serve`: checks what can be checked at once, starts the engine, and serves."""
+
+from __future__ import annotations
+
+import ipaddress
+import sys
+from collections.abc import Sequence
+
+import uvloop
+
+from cadenza.checkpoints.errors import CheckpointError
+from cadenza.checkpoints.locate import Located, locate
+from cadenza.cli.errors import UsageError
+from cadenza.cli.options import ServeOptions
+from cadenza.cli.progress import Progress
+from cadenza.policies.profile import Profile, ProfileError
+from cadenza.service.engine_process import start_engine
+from cadenza.service.front import Addresses, Front, FrontConfig
+from cadenza.service.limits import Limits
+from cadenza.service.tokenizer import load_tokenizer
+from cadenza.wire.logging import configure_logging
+from cadenza.wire.messages import EngineConfig, Ready
+
+
+def run(model: str, options: ServeOptions) -> int:
+    """Serve until stopped; returns 0 after a signal, 1 if the engine died while it served.
+
+    Raises:
+        UsageError: the model, an option or a port cannot be used.
+    """
+    configure_logging(options.log_level)
+    _check_host(options)
+    try:
+        located = locate(model)
+        config = _front_config(located, options)
+        tokenizer = load_tokenizer(located.path)
+    except (CheckpointError, ProfileError) as error:
+        raise UsageError(str(error)) from error
+    progress = Progress(sys.stdout)
+    progress.note(f"Loading {located.served_name}")
+    was_ready = False
+
+    def on_ready(ready: Ready, addresses: Addresses) -> None:
+        nonlocal was_ready
+        was_ready = True
+        progress.done()
+        progress.note(banner(config.model_names[0], ready, addresses))
+
+    front = Front(config, tokenizer, start_engine(), on_progress=progress.show, on_ready=on_ready)
+    try:
+        failure = uvloop.run(front.run())
+    except OSError as error:
+        raise UsageError(str(error)) from error
+    finally:
+        progress.done()
+    if failure is not None and not was_ready:
+        raise UsageError(failure)
+    if failure is not None:
+        sys.stderr.write(f"cadenza: {failure}\n")
+    return 0 if failure is None else 1
+
+
+def banner(model: str, ready: Ready, addresses: Addresses) -> str:
+    """What a person reads when everything is up: figures in force, and what to try."""
+    http = f"http://{_bracketed(addresses.host)}:{addresses.http_port}"
+    body = (
+        f'{{"model": "{model}", "stream": true, '
+        '"messages": [{"role": "user", "content": "What is the capital of France?"}]}'
+    )
+    return "\n".join(
+        (
+            f"{model} is ready after {ready.load_s:.1f} s: {ready.dtype} on {ready.device}, "
+            f"{ready.num_blocks} blocks of {ready.block_size} tokens, "
+            f"{ready.max_num_seqs} seats, {ready.max_num_batched_tokens} tokens a step.",
+            f"HTTP {http}/v1    gRPC {_bracketed(addresses.host)}:{addresses.grpc_port}",
+            "Try:",
+            f"  curl -N {http}/v1/chat/completions -H 'content-type: application/json' \\",
+            f"    -d '{body}'",
+            "Stop with Ctrl-C.",
+        )
+    )
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _check_host(options: ServeOptions) -> None:
+    try:
+        is_local = ipaddress.ip_address(options.host).is_loopback
+    except ValueError:
+        is_local = options.host == "localhost"
+    if not (is_local or options.allow_unauthenticated):
+        raise UsageError(
+            f"--host {options.host} lets other machines in, and there are no keys to ask for; "
+            "say --allow-unauthenticated if that is what you want"
+        )
+
+
+def _front_config(located: Located, options: ServeOptions) -> FrontConfig:
+    """Raises ProfileError for a policy that does not exist."""
+    profile = _profile(options.policy)
+    Profile(profile)
+    return FrontConfig(
+        host=options.host,
+        port=options.port,
+        grpc_port=options.grpc_port,
+        model_names=options.served_model_name or (located.served_name,),
+        limits=Limits(max_queued=options.max_num_queued_reqs),
+        shutdown_timeout_s=options.shutdown_timeout,
+        engine=EngineConfig(
+            model=str(located.path),
+            device=options.device,
+            dtype=options.dtype,
+            max_model_len=options.max_model_len,
+            block_size=options.block_size,
+            num_blocks=options.num_gpu_blocks_override,
+            kv_cache_bytes=options.kv_cache_memory_bytes,
+            max_num_seqs=options.max_num_seqs,
+            max_num_batched_tokens=options.max_num_batched_tokens,
+            enable_prefix_caching=options.enable_prefix_caching,
+            watermark=options.watermark,
+            threads=options.threads,
+            profile=profile,
+            log_level=options.log_level,
+            log_json=not sys.stderr.isatty(),
+        ),
+    )
+
+
+def _profile(policies: Sequence[str]) -> dict[str, str]:
+    profile = {}
+    for policy in policies:
+        hook, equals, name = policy.partition("=")
+        if not (hook and equals and name):
+            raise UsageError(f"--policy {policy} is not of the form HOOK=POLICY")
+        profile[hook] = name
+    return profile

@@ -1,0 +1,72 @@
+"""Puts an engine together: runner, scheduler, policies, loop."""
+
+from __future__ import annotations
+
+from cadenza.engine.channel import Channel
+from cadenza.engine.loop import EngineLoop
+from cadenza.engine.runner import RunnerFacts, build_runner
+from cadenza.policies.decisions import Decisions
+from cadenza.policies.profile import Profile
+from cadenza.scheduler.config import SchedulerConfig
+from cadenza.scheduler.scheduler import Scheduler
+from cadenza.wire.messages import EngineConfig, Progress, Ready, Sampling, Submit
+
+
+def build_engine(channel: Channel, config: EngineConfig) -> EngineLoop:
+    """Load everything, tell the front process that the engine is ready, and return its loop.
+
+    Raises:
+        CheckpointError: the model cannot be used.
+        ProfileError: the profile names what does not exist.
+        ValueError: settings that contradict each other or the model.
+    """
+    profile = Profile(config.profile)
+    submits: dict[int, Submit] = {}
+
+    def settings(request: int) -> tuple[Sampling, int]:
+        submit = submits[request]
+        return submit.sampling, submit.choice
+
+    def progress(stage: str, done: int, total: int) -> None:
+        channel.send(Progress(stage, done, total))
+
+    runner, facts = build_runner(config, settings, progress)
+    limits = _limits(config, facts)
+    scheduler = Scheduler(limits, Decisions(profile))
+    channel.send(_ready(facts, limits))
+    return EngineLoop(channel, scheduler, runner, submits)
+
+
+def _limits(config: EngineConfig, facts: RunnerFacts) -> SchedulerConfig:
+    """A calibrated token budget gives way to the number of seats; one that was asked for does not.
+
+    Raises:
+        ValueError: limits that contradict each other.
+    """
+    least = max(facts.max_num_seqs, facts.block_size)
+    calibrated = max(facts.max_num_batched_tokens, least)
+    return SchedulerConfig(
+        num_blocks=facts.num_blocks,
+        block_size=facts.block_size,
+        max_model_len=facts.max_model_len,
+        max_num_seqs=facts.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens or calibrated,
+        eos_token_ids=frozenset(facts.eos_token_ids),
+        enable_prefix_caching=config.enable_prefix_caching,
+        watermark=config.watermark,
+    )
+
+
+def _ready(facts: RunnerFacts, limits: SchedulerConfig) -> Ready:
+    return Ready(
+        max_model_len=limits.max_model_len,
+        vocab_size=facts.vocab_size,
+        eos_token_ids=facts.eos_token_ids,
+        num_blocks=limits.num_blocks,
+        block_size=limits.block_size,
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        device=facts.device,
+        dtype=facts.dtype,
+        load_s=facts.load_s,
+    )

@@ -1,0 +1,81 @@
+"""The engine process from its first message to its exit status."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import signal
+import socket
+from collections.abc import Sequence
+
+import structlog
+
+from cadenza.checkpoints.errors import CheckpointError
+from cadenza.engine.channel import Channel, ChannelClosed
+from cadenza.policies.profile import ProfileError
+from cadenza.wire.codec import FrameError
+from cadenza.wire.logging import configure_logging
+from cadenza.wire.messages import EngineConfig, Failed, Progress, Shutdown, Start
+
+_log = structlog.get_logger(__name__)
+
+OK, FAILED, BAD_CONFIG = 0, 1, 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve the front process at the other end of the socket `--fd`; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m cadenza.engine")
+    parser.add_argument("--fd", type=int, required=True, help="a connected stream socket")
+    channel = Channel(socket.socket(fileno=parser.parse_args(argv).fd))
+    # Ctrl-C is for the front process, which tells us what to do.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        return _serve(channel)
+    except ChannelClosed:
+        return OK  # the front process is gone; there is nobody to serve
+    except FrameError as error:
+        _log.error("the front process cannot be understood", error=str(error))
+        return FAILED
+
+
+def _serve(channel: Channel) -> int:
+    config = _await_start(channel)
+    if config is None:
+        return OK
+    configure_logging(config.log_level, json=config.log_json)
+    try:
+        _run(channel, config)
+    except (CheckpointError, ProfileError, ValueError) as error:
+        return _give_up(channel, str(error), BAD_CONFIG)
+    except (ChannelClosed, FrameError):
+        raise
+    except Exception:
+        _log.exception("engine failed")
+        return _give_up(channel, "The engine failed; its log says why.", FAILED)
+    return OK
+
+
+def _await_start(channel: Channel) -> EngineConfig | None:
+    while True:
+        for message in channel.receive(None):
+            match message:
+                case Start(config):
+                    return config
+                case Shutdown():
+                    return None
+
+
+def _run(channel: Channel, config: EngineConfig) -> None:
+    # torch takes seconds to import: only now, so that a bad command line has failed long before
+    # and the front process can show that something happens.
+    channel.send(Progress("libraries"))
+    from cadenza.engine.build import build_engine
+
+    build_engine(channel, config).run()
+
+
+def _give_up(channel: Channel, message: str, status: int) -> int:
+    with contextlib.suppress(ChannelClosed):
+        channel.send(Failed(message))
+        channel.drain()
+    return status

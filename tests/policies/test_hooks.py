@@ -1,0 +1,181 @@
+"""One test a hook (enforced): what the core does with the answer, seen from a policy's side."""
+
+import inspect
+
+import numpy as np
+import pytest
+
+from cadenza.policies import PreemptionCosts, RequestColumns, StepView, hookimpl, hookspecs
+from cadenza.policies.builtin import BUILTIN, DEFAULTS
+from cadenza.policies.profile import HOOKS, Profile
+from cadenza.testing import Driver
+
+SPECS = {
+    name: function
+    for name, function in vars(hookspecs).items()
+    if inspect.isfunction(function) and function.__module__ == hookspecs.__name__
+}
+
+
+def driver_with(policy: type, hook: str, **limits: object) -> Driver:
+    chosen = {"reserve_blocks": "none", hook: "mine"}
+    return Driver(Profile(chosen, {**BUILTIN, "mine": policy}), **limits)
+
+
+def three_that_over_commit(driver: Driver) -> None:
+    for request in range(3):
+        driver.add(request, [request + 1] * 7, max_tokens=12)
+
+
+def test_every_hook_has_a_test_a_default_and_a_docstring():
+    assert set(SPECS) == set(DEFAULTS) == set(HOOKS)
+    for name, spec in SPECS.items():
+        assert f"test_hook_{name}" in globals(), f"no test for {name}"
+        assert "Default:" in (spec.__doc__ or ""), f"{name} does not name its default"
+
+
+def test_hook_order_admissions():
+    class Longest:
+        @hookimpl
+        def order_admissions(self, waiting: RequestColumns, step: StepView) -> np.ndarray:
+            return -waiting.prompt_tokens.astype(float)
+
+    driver = driver_with(Longest, "order_admissions", max_num_seqs=1)
+    for request, length in enumerate((2, 9, 5)):
+        driver.add(request, [1] * length, max_tokens=1)
+
+    driver.run()
+
+    assert driver.admitted == [1, 2, 0]
+
+
+def test_hook_reserve_blocks():
+    class Everything:
+        @hookimpl
+        def reserve_blocks(
+            self, running: RequestColumns, candidates: RequestColumns, step: StepView
+        ) -> np.ndarray:
+            return np.full(len(candidates) + 1, step.total_blocks)
+
+    driver = driver_with(Everything, "reserve_blocks")
+    three_that_over_commit(driver)
+
+    driver.step()
+
+    assert driver.admitted == [0]
+
+
+def test_hook_select_victims():
+    class ShortestOutput:
+        @hookimpl
+        def select_victims(self, running: RequestColumns, step: StepView) -> np.ndarray:
+            return np.where(running.request == 1, 0.0, 1.0)
+
+    driver = driver_with(ShortestOutput, "select_victims", num_blocks=6, max_model_len=24)
+    three_that_over_commit(driver)
+
+    driver.run()
+
+    assert driver.preempted[0] == 1
+
+
+def test_hook_choose_preemption():
+    seen: list[tuple[list[int], list[int], int]] = []
+
+    class Watch:
+        @hookimpl
+        def choose_preemption(
+            self, victims: RequestColumns, costs: PreemptionCosts, step: StepView
+        ) -> np.ndarray:
+            seen.append(
+                (
+                    victims.request.tolist(),
+                    costs.recompute_tokens.tolist(),
+                    costs.free_host_blocks,
+                )
+            )
+            return np.ones(len(victims), dtype=bool)
+
+    driver = driver_with(Watch, "choose_preemption", num_blocks=6, max_model_len=24)
+    three_that_over_commit(driver)
+
+    driver.run()
+
+    assert [victim for victims, _, _ in seen for victim in victims] == driver.preempted
+    assert all(tokens >= 7 for _, costs, _ in seen for tokens in costs)
+    assert all(free == 0 for _, _, free in seen)
+
+
+def test_hook_guard_starvation():
+    class LastIsStarving:
+        @hookimpl
+        def guard_starvation(self, waiting: RequestColumns, step: StepView) -> np.ndarray:
+            return waiting.request == 4
+
+    driver = driver_with(LastIsStarving, "guard_starvation", max_num_seqs=1)
+    for request in range(5):
+        driver.add(request, [1], max_tokens=1)
+
+    driver.run()
+
+    assert driver.admitted == [4, 0, 1, 2, 3]
+
+
+def test_hooks_are_asked_in_the_order_of_the_phases():
+    calls: list[str] = []
+
+    class Trace:
+        pass
+
+    def traced(hook: str):
+        default = getattr(BUILTIN[{**DEFAULTS, "reserve_blocks": "none"}[hook]](), hook)
+        names = list(inspect.signature(SPECS[hook]).parameters)
+
+        def call(*arguments: object) -> object:
+            calls.append(hook)
+            return default(*arguments)
+
+        source = f"lambda self, {', '.join(names)}: call({', '.join(names)})"
+        return hookimpl(eval(source, {"call": call}))
+
+    for hook in HOOKS:
+        setattr(Trace, hook, traced(hook))
+    driver = Driver(
+        Profile(dict.fromkeys(HOOKS, "trace"), {**BUILTIN, "trace": Trace}),
+        num_blocks=6,
+        max_model_len=24,
+    )
+    for request in range(3):
+        driver.add(request, [request + 1] * 7, max_tokens=12)
+    driver.step()
+    assert calls == ["guard_starvation", "order_admissions", "reserve_blocks"]
+
+    while driver.scheduler.has_unfinished and not driver.preempted:
+        calls.clear()
+        driver.step()
+    assert calls == ["select_victims", "choose_preemption"]
+
+
+def test_views_cannot_be_written():
+    class Vandal:
+        @hookimpl
+        def order_admissions(self, waiting: RequestColumns, step: StepView) -> np.ndarray:
+            waiting.priority[:] = 7
+            return waiting.arrival.astype(float)
+
+    driver = driver_with(Vandal, "order_admissions")
+    driver.add(1, [1])
+    driver.run()
+
+    assert driver.decisions.faults == 1
+
+
+def test_a_column_is_what_the_table_holds():
+    columns = {"priority": np.array([5, 6, 7])}
+    view = RequestColumns(columns, np.array([2, 0]))
+
+    assert len(view) == 2
+    assert view.priority.tolist() == [7, 5]
+    with pytest.raises(ValueError, match="read-only"):
+        view.priority[0] = 1
+    assert columns["priority"].tolist() == [5, 6, 7]

@@ -1,0 +1,40 @@
+"""Block keys: equal exactly for equal salt, tokens and everything before."""
+
+import numpy as np
+
+from cadenza.scheduler.prefix import block_key, extend_keys, root_key
+
+
+def chain(tokens: list[int], salt: str = "", size: int = 2) -> list[bytes]:
+    keys: list[bytes] = []
+    extend_keys(keys, salt, np.array(tokens, dtype=np.int32), size, len(tokens) // size)
+    return keys
+
+
+def test_equal_prefixes_have_equal_keys():
+    assert chain([1, 2, 3, 4, 5, 6])[:2] == chain([1, 2, 3, 4, 9, 9])[:2]
+
+
+def test_a_difference_changes_every_later_key():
+    assert not set(chain([1, 2, 3, 4])) & set(chain([1, 9, 3, 4]))
+
+
+def test_salts_do_not_share():
+    assert not set(chain([1, 2, 3, 4])) & set(chain([1, 2, 3, 4], salt="tenant"))
+
+
+def test_extending_is_the_same_as_computing_at_once():
+    tokens = np.arange(8, dtype=np.int32)
+    grown: list[bytes] = []
+    for num in (1, 3, 4):
+        extend_keys(grown, "", tokens, 2, num)
+
+    assert grown == chain(tokens.tolist())
+
+
+def test_a_salt_cannot_pass_for_a_block():
+    parent = root_key("a")
+    tokens = np.array([1, 2], dtype=np.int32)
+    forged = "block\0" + parent.decode("latin1") + tokens.tobytes().decode("latin1")
+
+    assert root_key(forged) != block_key(parent, tokens)

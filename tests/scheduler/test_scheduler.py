@@ -1,0 +1,438 @@
+"""The five phases, one behaviour a test. Every step is followed by a full recount (`Driver`)."""
+
+import numpy as np
+import pytest
+
+from cadenza.policies import RequestColumns, StepView, hookimpl
+from cadenza.policies.builtin import BUILTIN
+from cadenza.policies.profile import Profile
+from cadenza.scheduler.config import SchedulerConfig
+from cadenza.scheduler.scheduler import NeverFits
+from cadenza.scheduler.states import FinishReason
+from cadenza.testing import Driver, oracle
+
+NO_RESERVATION = {"reserve_blocks": "none"}
+
+
+def greedy_driver(**limits: object) -> Driver:
+    """A driver that over-commits: nothing is reserved for growth."""
+    return Driver(Profile(NO_RESERVATION), **limits)
+
+
+def test_a_request_gets_the_tokens_it_would_get_alone():
+    driver = Driver()
+    driver.add(1, [5, 6, 7], max_tokens=10)
+
+    driver.run()
+
+    assert driver.tokens[1] == oracle([5, 6, 7], 10)
+    assert driver.ends[1] is FinishReason.LENGTH
+
+
+def test_a_token_reaches_the_report_of_the_very_next_step():
+    driver = Driver()
+    driver.add(1, [5, 6, 7], max_tokens=2)
+
+    assert driver.step().requests.tolist() == []
+    assert driver.step().tokens.tolist() == oracle([5, 6, 7], 1)
+
+
+def test_decodes_run_beside_prefills_in_one_step():
+    driver = Driver(max_num_batched_tokens=8)
+    driver.add(1, [1], max_tokens=20)
+    driver.step()
+    driver.add(2, list(range(1, 31)), max_tokens=2)
+
+    driver.step()
+
+    assert driver.plan is not None
+    assert driver.plan.requests.tolist() == [1, 2]
+    assert driver.plan.num_new.tolist() == [1, 7]
+    assert driver.plan.samples.tolist() == [True, False]
+
+
+def test_a_chunked_prompt_gives_the_same_tokens():
+    prompt = list(range(1, 50))
+    driver = Driver(max_num_batched_tokens=8)
+    driver.add(1, prompt, max_tokens=5)
+
+    driver.run()
+
+    assert driver.tokens[1] == oracle(prompt, 5)
+
+
+def test_a_short_prompt_starts_beside_a_long_prefill():
+    driver = Driver(max_num_batched_tokens=16)
+    driver.add(1, list(range(1, 60)), max_tokens=2)
+    driver.step()
+    driver.add(2, [1, 2, 3], max_tokens=2)
+
+    driver.step()
+    driver.step()
+
+    assert driver.tokens == {2: oracle([1, 2, 3], 1)}
+
+
+@pytest.mark.parametrize("token_index", [0, 1, 4])
+def test_eos_ends_a_request_and_is_reported(token_index: int):
+    tokens = oracle([5, 6], 8)
+    driver = Driver(eos_token_ids=frozenset({tokens[token_index]}))
+    driver.add(1, [5, 6], max_tokens=8)
+
+    driver.run()
+
+    assert driver.tokens[1] == tokens[: token_index + 1]
+    assert driver.ends[1] is FinishReason.EOS
+
+
+def test_ignore_eos_goes_on():
+    tokens = oracle([5, 6], 8)
+    driver = Driver(eos_token_ids=frozenset({tokens[2]}))
+    driver.add(1, [5, 6], max_tokens=8, ignore_eos=True)
+
+    driver.run()
+
+    assert driver.tokens[1] == tokens
+
+
+def test_a_stop_token_of_one_request_does_not_stop_another():
+    tokens = oracle([5, 6], 8)
+    driver = Driver()
+    driver.add(1, [5, 6], max_tokens=8, stop_token_ids=frozenset({tokens[3]}))
+    driver.add(2, [5, 6], max_tokens=8)
+
+    driver.run()
+
+    assert driver.tokens[1] == tokens[:4]
+    assert driver.ends[1] is FinishReason.STOP_TOKEN
+    assert driver.tokens[2] == tokens
+
+
+def test_the_context_end_is_a_length_finish():
+    driver = Driver(max_model_len=16)
+    driver.add(1, [1] * 12, max_tokens=100)
+
+    driver.run()
+
+    assert len(driver.tokens[1]) == 4
+    assert driver.ends[1] is FinishReason.LENGTH
+
+
+def test_a_prompt_without_room_for_a_token_is_refused_at_once():
+    driver = Driver(max_model_len=16)
+
+    with pytest.raises(NeverFits, match="16 tokens leave no room"):
+        driver.add(1, [1] * 16)
+
+    assert not driver.scheduler.has_unfinished
+
+
+def test_emitted_tokens_count_as_output_and_are_not_repeated():
+    tokens = oracle([5, 6], 8)
+    driver = Driver()
+    driver.add(1, [5, 6], max_tokens=8, emitted=np.array(tokens[:3], dtype=np.int32))
+
+    driver.run()
+
+    assert driver.tokens[1] == tokens[3:]
+
+
+def test_a_failed_row_ends_alone_and_its_blocks_are_never_found_again():
+    driver = Driver()
+    prompt = list(range(1, 10))
+    driver.runner.fail = {1}
+    driver.add(1, prompt)
+    driver.add(2, [3], max_tokens=3)
+    driver.run()
+    assert driver.ends == {1: FinishReason.FAILED, 2: FinishReason.LENGTH}
+
+    driver.runner.fail = set()
+    driver.add(3, prompt)
+    driver.run()
+
+    assert driver.cached[3] == 0
+    assert driver.tokens[3] == oracle(prompt, 4)
+
+
+@pytest.mark.parametrize("at_step", range(9))
+def test_a_dropped_request_holds_nothing_after_the_next_step(at_step: int):
+    """Whether it waits, prefills in chunks, decodes, or has just ended."""
+    driver = Driver(max_num_batched_tokens=8)
+    driver.add(1, list(range(1, 30)), max_tokens=4)
+    driver.add(2, [9, 9], max_tokens=12)
+    for _ in range(at_step):
+        driver.step()
+
+    driver.scheduler.drop(1)
+    driver.scheduler.drop(1)
+    driver.step()
+    driver.scheduler.drop(1)
+
+    assert driver.plan is not None
+    assert driver.plan.requests.tolist() == [2]
+    driver.run()
+    assert driver.tokens[2] == oracle([9, 9], 12)
+
+
+def test_dropping_an_unknown_request_changes_nothing():
+    driver = Driver()
+    driver.scheduler.drop(99)
+
+    assert not driver.scheduler.has_unfinished
+
+
+def test_requests_enter_in_order_of_arrival_while_there_are_seats():
+    driver = Driver(max_num_seqs=2)
+    for request in range(5):
+        driver.add(request, [1, 2], max_tokens=2)
+
+    driver.run()
+
+    assert driver.admitted == [0, 1, 2, 3, 4]
+
+
+def test_over_commitment_preempts_the_newest_and_loses_nothing():
+    driver = greedy_driver(num_blocks=6, max_model_len=24)
+    for request in range(3):
+        driver.add(request, [request + 1] * 7, max_tokens=12)
+
+    driver.run()
+
+    assert driver.preempted[0] == 2
+    assert 0 not in driver.preempted
+    for request in range(3):
+        assert driver.tokens[request] == oracle([request + 1] * 7, 12)
+
+
+def test_nobody_is_admitted_in_a_step_that_preempts():
+    driver = greedy_driver(num_blocks=6, max_model_len=24)
+    for request in range(3):
+        driver.add(request, [request + 1] * 7, max_tokens=12)
+    while driver.scheduler.has_unfinished:
+        report = driver.step()
+        assert not (len(report.preempted) and len(report.admitted))
+
+    assert driver.preempted
+
+
+def test_the_reservation_pays_for_growth():
+    """The same load that over-commits without a reservation never preempts with one."""
+    profile = Profile({"reserve_blocks": "whole"}, {**BUILTIN, "whole": ReserveWhole})
+    driver = Driver(profile, num_blocks=6, max_model_len=24)
+    for request in range(3):
+        driver.add(request, [request + 1] * 7, max_tokens=12)
+
+    driver.run()
+
+    assert driver.preempted == []
+    assert driver.tokens[2] == oracle([3] * 7, 12)
+
+
+class ReserveWhole:
+    """Keeps room for every token that may still come."""
+
+    name = "whole"
+
+    @hookimpl
+    def reserve_blocks(
+        self, running: RequestColumns, candidates: RequestColumns, step: StepView
+    ) -> np.ndarray:
+        def growth(rows: RequestColumns) -> np.ndarray:
+            total = rows.prompt_tokens + rows.max_tokens
+            held = np.maximum(rows.blocks_held, -(-rows.num_tokens // step.block_size))
+            return -(-total // step.block_size) - held
+
+        return int(growth(running).sum()) + np.concatenate(([0], growth(candidates).cumsum()))
+
+
+def test_the_watermark_keeps_blocks_from_newcomers_but_not_on_an_idle_engine():
+    driver = greedy_driver(num_blocks=8, max_model_len=32, watermark=0.5)
+    driver.add(1, [1] * 26, max_tokens=3)
+    driver.add(2, [2] * 2, max_tokens=3)
+
+    driver.step()
+    assert driver.admitted == [1]
+
+    driver.run()
+    assert driver.admitted == [1, 2]
+
+
+@pytest.mark.parametrize("length", [31, 32, 33])
+def test_a_request_may_use_the_whole_pool(length: int):
+    driver = greedy_driver(num_blocks=9, block_size=4, max_model_len=36)
+    driver.add(1, [1] * length, max_tokens=36 - length)
+    driver.add(2, [2], max_tokens=2)
+
+    driver.run()
+
+    assert driver.tokens[1] == oracle([1] * length, 36 - length)
+    assert driver.tokens[2] == oracle([2], 2)
+
+
+def test_a_second_request_finds_the_prefix_of_the_first():
+    driver = Driver()
+    prefix = list(range(1, 13))
+    driver.add(1, [*prefix, 50], max_tokens=2)
+    driver.run()
+    driver.add(2, [*prefix, 60, 61], max_tokens=3)
+    driver.run()
+
+    assert driver.cached == {1: 0, 2: 12}
+    assert driver.tokens[2] == oracle([*prefix, 60, 61], 3)
+
+
+@pytest.mark.parametrize("length", [4, 8, 12])
+def test_a_wholly_cached_prompt_still_computes_a_token(length: int):
+    prompt = list(range(1, length + 1))
+    driver = Driver()
+    for request in (1, 2):
+        driver.add(request, prompt, max_tokens=3)
+        driver.run()
+
+    assert driver.cached[2] == length - 4
+    assert driver.tokens[2] == driver.tokens[1] == oracle(prompt, 3)
+
+
+def test_generated_blocks_are_found_by_the_next_turn():
+    driver = Driver()
+    driver.add(1, [1, 2, 3], max_tokens=9)
+    driver.run()
+    history = [1, 2, 3, *driver.tokens[1]]
+    driver.add(2, [*history, 77], max_tokens=2)
+    driver.run()
+
+    assert driver.cached[2] == 8  # the last generated token was never computed
+    assert driver.tokens[2] == oracle([*history, 77], 2)
+
+
+def test_salts_keep_prefixes_apart():
+    driver = Driver()
+    for request, salt in ((1, "a"), (2, "b"), (3, "a")):
+        driver.add(request, list(range(1, 10)), cache_salt=salt)
+        driver.run()
+
+    assert driver.cached == {1: 0, 2: 0, 3: 8}
+
+
+def test_a_resumed_request_finds_its_own_blocks_again():
+    driver = greedy_driver(num_blocks=13, max_model_len=24)
+    for request in range(3):
+        driver.add(request, [request + 1] * 7, max_tokens=12)
+
+    driver.run()
+
+    assert driver.preempted
+    assert driver.cached[driver.preempted[0]] > 0
+
+
+def test_prefix_caching_can_be_off():
+    driver = Driver(enable_prefix_caching=False)
+    for request in (1, 2):
+        driver.add(request, list(range(1, 10)))
+        driver.run()
+
+    assert driver.cached == {1: 0, 2: 0}
+    assert driver.scheduler.statistics().cached_blocks == 0
+
+
+class LatestFirst:
+    """The unfairest order: whoever came last goes first."""
+
+    name = "latest-first"
+
+    @hookimpl
+    def order_admissions(self, waiting: RequestColumns, step: StepView) -> np.ndarray:
+        return -waiting.arrival.astype(float)
+
+
+def test_nobody_is_overtaken_for_ever():
+    """Under a flood of better-ranked arrivals, a starving request enters within the bound."""
+    profile = Profile(
+        {"order_admissions": "latest-first"}, {**BUILTIN, "latest-first": LatestFirst}
+    )
+    driver = Driver(profile, max_num_seqs=1)
+    driver.add(0, [1], max_tokens=1)
+    driver.add(1, [1], max_tokens=1)
+    for request in range(2, 200):
+        driver.add(request, [1], max_tokens=1)
+        while request not in driver.admitted and len(driver.admitted) < request:
+            driver.step()
+    driver.run()
+
+    assert driver.admitted.index(0) <= 64 + 1
+    assert driver.admitted.index(1) <= 64 + 1 + 4
+
+
+class NobodyEnters:
+    """Keeps every request out."""
+
+    name = "nobody"
+
+    @hookimpl
+    def order_admissions(self, waiting: RequestColumns, step: StepView) -> np.ndarray:
+        return np.full(len(waiting), np.inf)
+
+
+def test_a_policy_cannot_keep_everybody_out_of_an_idle_engine():
+    profile = Profile({"order_admissions": "nobody"}, {**BUILTIN, "nobody": NobodyEnters})
+    driver = Driver(profile)
+    driver.add(1, [1, 2], max_tokens=2)
+
+    driver.run()
+
+    assert driver.tokens[1] == oracle([1, 2], 2)
+
+
+def test_the_oldest_request_is_never_preempted_even_by_an_adverse_policy():
+    class Oldest:
+        name = "oldest"
+
+        @hookimpl
+        def select_victims(self, running: RequestColumns, step: StepView) -> np.ndarray:
+            return running.arrival.astype(float)
+
+    profile = Profile({**NO_RESERVATION, "select_victims": "oldest"}, {**BUILTIN, "oldest": Oldest})
+    driver = Driver(profile, num_blocks=6, max_model_len=24)
+    for request in range(3):
+        driver.add(request, [request + 1] * 7, max_tokens=12)
+
+    driver.run()
+
+    assert 1 in driver.preempted
+    assert 0 not in driver.preempted
+
+
+def test_same_arrivals_same_decisions():
+    def trace() -> list[list[int]]:
+        driver = greedy_driver(num_blocks=7, max_model_len=28)
+        for request in range(6):
+            driver.add(request, [request % 2 + 1] * 9, max_tokens=11)
+        plans = []
+        while driver.scheduler.has_unfinished:
+            driver.step()
+            if driver.plan:
+                plans.append([*driver.plan.requests.tolist(), *driver.plan.slots.tolist()])
+        return plans
+
+    assert trace() == trace()
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        ({"max_model_len": 200}, "max_model_len 200 does not fit the pool of 32 blocks"),
+        ({"max_num_batched_tokens": 7}, "max_num_batched_tokens 7 is under 8"),
+        ({"watermark": 1.0}, "watermark 1.0 is no share"),
+    ],
+)
+def test_limits_that_contradict_each_other_are_refused(limits: dict[str, object], message: str):
+    good = {
+        "num_blocks": 32,
+        "block_size": 4,
+        "max_model_len": 64,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 32,
+    }
+
+    with pytest.raises(ValueError, match=message):
+        SchedulerConfig(**{**good, **limits})  # type: ignore[arg-type]
