@@ -9,6 +9,7 @@ from tokenizers.decoders import DecodeStream
 
 # How much of what came before a decoder must see to join correctly (leading spaces, a byte pair).
 _CONTEXT_TOKENS = 8
+_TRIM_TOKENS = 64
 # A UTF-8 character has at most four bytes, so that this many open tokens are no character.
 _MAX_HELD = 4
 
@@ -22,13 +23,14 @@ class Detokenizer:
 
     def __init__(self, backend: tokenizers.Tokenizer, prompt: Sequence[int]) -> None:
         self._backend = backend
-        self._context = list(prompt[-_CONTEXT_TOKENS:])
-        self._held: list[int] = []
+        self._recent = list(prompt[-_CONTEXT_TOKENS:])  # context, then the held tokens
+        self._num_held = 0
         self._stream = self._start()
 
     def push(self, token_id: int) -> str:
         """The text that this token completes, perhaps none."""
-        self._held.append(token_id)
+        self._recent.append(token_id)
+        self._num_held += 1
         try:
             text = self._stream.step(self._backend, token_id)
         except Exception:
@@ -36,28 +38,29 @@ class Detokenizer:
             # said, which some normalising decoders do. Decoding the held ids afresh loses nothing.
             return self.flush()
         if text is None:
-            return self.flush() if len(self._held) > _MAX_HELD else ""
+            return self.flush() if self._num_held > _MAX_HELD else ""
         self._settle()
-        return _encodable(text)
+        return text if text.isascii() else _encodable(text)
 
     def flush(self) -> str:
         """The text of what is held, its incomplete bytes as U+FFFD."""
-        if not self._held:
+        if not self._num_held:
             return ""
-        before = self._decode(self._context)
-        text = self._decode([*self._context, *self._held])
+        context, held = self._recent[: -self._num_held], self._recent[-self._num_held :]
+        before, text = self._decode(context), self._decode(self._recent)
         # The prompt's end may join with the first held bytes; then there is no common prefix
-        held = text[len(before) :] if text.startswith(before) else self._decode(self._held)
+        said = text[len(before) :] if text.startswith(before) else self._decode(held)
         self._settle()
         self._stream = self._start()
-        return _encodable(held)
+        return _encodable(said)
 
     def _settle(self) -> None:
-        self._context = [*self._context, *self._held][-_CONTEXT_TOKENS:]
-        self._held.clear()
+        self._num_held = 0
+        if len(self._recent) > _TRIM_TOKENS:
+            del self._recent[:-_CONTEXT_TOKENS]
 
     def _start(self) -> DecodeStream:
-        return DecodeStream(ids=self._context, skip_special_tokens=True)
+        return DecodeStream(ids=self._recent[-_CONTEXT_TOKENS:], skip_special_tokens=True)
 
     def _decode(self, ids: list[int]) -> str:
         return str(self._backend.decode(ids, skip_special_tokens=True))
@@ -65,8 +68,4 @@ class Detokenizer:
 
 def _encodable(text: str) -> str:
     """The text with lone surrogates replaced: JSON and protobuf must be able to carry it."""
-    return (
-        text
-        if text.isascii()
-        else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    )
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

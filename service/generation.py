@@ -133,6 +133,8 @@ class Generation:
             self._waiter.set_result(None)
 
     def _end(self, reason: str) -> None:
+        if self._ended:
+            return
         self._ended = True
         for choice in self._choices:
             self._seat(choice)
@@ -151,7 +153,7 @@ class Generation:
     def choice_changed(self, choice: Choice) -> None:
         self._seat(choice)
         self._timer.token(choice.index)
-        if all(choice.finished is not None for choice in self._choices) and not self._ended:
+        if choice.finished is not None and all(c.finished is not None for c in self._choices):
             self._end(self._reason())
         self._wake()
 
@@ -170,7 +172,7 @@ class Generation:
     def choice_failed(self, message: str, *, retryable: bool) -> None:
         if not self._ended:
             self._failure = GenerationFailed(message, retryable=retryable)
-            self._end("error")
+        self._end("error")
 
     def choice_stopped(self, choice: Choice) -> None:
         self._engine.finish(choice.number, choice.num_tokens)

@@ -23,11 +23,12 @@ class StopStrings:
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
         self._held = ""
+        self._openers = frozenset(stop[0] for stop in self._stops)
 
     def push(self, text: str) -> Found:
         """The text that is now safe to show, and the stop string found, if any."""
-        if not self._stops:
-            return Found(text, None)
+        if not self._held and self._openers.isdisjoint(text):
+            return Found(text, None)  # nearly always: no stop string begins here
         text = self._held + text
         match = min((m for stop in self._stops if (m := _match(text, stop))), default=None)
         if match is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, assert_never
 
 from cadenza.service.events import (
@@ -15,9 +15,14 @@ from cadenza.service.events import (
     Preempted,
     TokenLogprob,
 )
+from cadenza.service.generation import Generation
 from cadenza.service.request import GenerationRequest
-from cadenza.service.rpc.contract import Generation
 from cadenza.v1 import generation_pb2 as pb
+
+# With the 20 best tokens at each position, a part takes some 160 kB: a reader that lags gets its
+# whole backlog as one delta, and clients accept no more than 4 MiB by default.
+_MAX_POSITIONS = 256
+_CHUNK_BYTES = 1024 * 1024
 
 _REASONS = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
@@ -106,6 +111,36 @@ def to_event(request_id: str, event: Event) -> pb.Event:
 def finished(request_id: str, usage: pb.Usage) -> pb.Event:
     """The terminal event of a request whose choices have all finished."""
     return pb.Event(request_id=request_id, finished=pb.Finished(usage=usage))
+
+
+def parts(delta: Delta) -> Sequence[Delta]:
+    """`delta` in pieces of a size that may be sent; the first has the text."""
+    if len(delta.logprobs) <= _MAX_POSITIONS:
+        return [delta]
+    return [
+        Delta(
+            choice=delta.choice,
+            text="" if start else delta.text,
+            token_ids=delta.token_ids[start : start + _MAX_POSITIONS],
+            logprobs=delta.logprobs[start : start + _MAX_POSITIONS],
+        )
+        for start in range(0, len(delta.token_ids), _MAX_POSITIONS)
+    ]
+
+
+def chunks(events: Iterable[pb.Event], limit: int = _CHUNK_BYTES) -> Iterator[list[pb.Event]]:
+    """All events in order, for messages of at most `limit` bytes or of one event."""
+    chunk: list[pb.Event] = []
+    num_bytes = 0
+    for event in events:
+        size = event.ByteSize()
+        if chunk and num_bytes + size > limit:
+            yield chunk
+            chunk, num_bytes = [], 0
+        chunk.append(event)
+        num_bytes += size
+    if chunk:
+        yield chunk
 
 
 def _tokens(delta: Delta) -> pb.Tokens:

@@ -6,7 +6,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from typing import TypeAlias
 
-from cadenza.service.rpc.contract import Generator
+from cadenza.service.generator import Generator
+from cadenza.service.rpc.codec import chunks
 from cadenza.service.rpc.relay import relay
 from cadenza.v1 import generation_pb2 as pb
 
@@ -14,11 +15,12 @@ Write: TypeAlias = Callable[[pb.GenerateResponse], Awaitable[None]]
 
 
 async def generate(generator: Generator, request: pb.GenerateRequest, write: Write) -> None:
-    """Write every event of the request, one message a batch.
+    """Write every event of the request, one message a batch unless a batch is very large.
 
     Raises a `RequestError` when the request is refused or fails. When cancelled, by the client or
     by its deadline, the generation is cancelled before this returns.
     """
     async with aclosing(relay(generator, request.input)) as batches:
         async for events in batches:
-            await write(pb.GenerateResponse(events=events))
+            for chunk in chunks(events):
+                await write(pb.GenerateResponse(events=chunk))

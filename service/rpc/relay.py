@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 
-from cadenza.service.events import Admitted, Event, Finished
+from cadenza.service.events import Admitted, Delta, Event, Finished
+from cadenza.service.generation import Generation
+from cadenza.service.generator import Generator
 from cadenza.service.rpc import codec
-from cadenza.service.rpc.contract import Generation, Generator
 from cadenza.v1 import generation_pb2 as pb
 
 
@@ -44,14 +45,17 @@ async def relay(
         usage = _Usage(generation)
         async for batch in generation:
             yield _batch(request_id, batch, usage)
-        assert usage.final is not None, "a generation ended before all of its choices did"
+            if usage.final is not None:
+                return
+    raise AssertionError("a generation ended before all of its choices did")
 
 
 def _batch(request_id: str, batch: list[Event], usage: _Usage) -> list[pb.Event]:
     events = []
     for event in batch:
         usage.add(event)
-        events.append(codec.to_event(request_id, event))
+        pieces = codec.parts(event) if isinstance(event, Delta) else [event]
+        events += [codec.to_event(request_id, piece) for piece in pieces]
     if (final := usage.final) is not None:
         events.append(codec.finished(request_id, final))
     return events

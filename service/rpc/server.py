@@ -11,7 +11,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from cadenza.service.rpc.contract import Generator
+from cadenza.service.generator import Generator
 from cadenza.service.rpc.servicer import SERVICE, GenerationServicer
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024

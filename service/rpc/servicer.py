@@ -11,8 +11,8 @@ import structlog
 from google.protobuf.message import DecodeError, Message
 
 from cadenza.service.errors import EngineUnavailable, InvalidRequest, RequestError
+from cadenza.service.generator import Generator
 from cadenza.service.rpc import status
-from cadenza.service.rpc.contract import Generator
 from cadenza.service.rpc.generate import generate
 from cadenza.service.rpc.session import Session
 from cadenza.v1 import generation_pb2 as pb

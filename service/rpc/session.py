@@ -11,8 +11,8 @@ from typing import TypeAlias
 import structlog
 
 from cadenza.service.errors import EngineUnavailable, InvalidRequest, Overloaded, RequestError
+from cadenza.service.generator import Generator
 from cadenza.service.rpc import status
-from cadenza.service.rpc.contract import Generator
 from cadenza.service.rpc.outbox import Outbox
 from cadenza.service.rpc.relay import relay
 from cadenza.v1 import generation_pb2 as pb
