@@ -245,7 +245,7 @@ class GenerationInput(_message.Message):
     top_p: _builtins.float
     """Keeps the fewest tokens whose probabilities add up to this, in (0, 1]. 1: all."""
     top_k: _builtins.int
-    """Keeps this many of the most probable tokens. 0: all."""
+    """Keeps this many of the most probable tokens. 0 or -1: all."""
     min_p: _builtins.float
     """Keeps tokens at least this fraction as probable as the best, in [0, 1]. 0: all."""
     seed: _builtins.int
@@ -610,7 +610,9 @@ class Tokens(_message.Message):
     """New text. May be empty while a character or a stop string is still open."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Ids of the tokens sampled since the last event of this choice."""
+        """Ids of the tokens sampled since the last event of this choice. A reader that lags gets more in
+        one event; with logprobs they may come in several, the text with the first.
+        """
 
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___PositionLogprobs]:
@@ -806,8 +808,8 @@ class Failed(_message.Message):
     message: _builtins.str
     """A sentence for a person."""
     field: _builtins.str
-    """Path of the wrong field, from the message that holds `input` ("input.temperature").
-    Empty: no field is to blame.
+    """Path of the wrong field, from the message that holds `input` ("input.temperature"; of a prompt
+    that is not a chat, "input.prompt"). Empty: no field is to blame.
     """
     retryable: _builtins.bool
     """The same request may succeed later."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import pytest
 
@@ -18,6 +19,7 @@ from cadenza.service.events import (
 from cadenza.service.request import GenerationRequest
 from cadenza.service.rpc import codec
 from cadenza.v1 import generation_pb2 as pb
+from cadenza.wire.arrays import pack_ids
 
 
 def test_what_the_client_left_out_is_left_to_the_defaults():
@@ -34,7 +36,7 @@ def test_every_field_reaches_the_request():
         top_p=0.9,
         top_k=40,
         min_p=0.05,
-        seed=2**64 - 1,
+        seed=-(2**63),
         stop=["a", "b"],
         stop_token_ids=[3, 4],
         ignore_eos=True,
@@ -56,7 +58,7 @@ def test_every_field_reaches_the_request():
         top_p=0.9,
         top_k=40,
         min_p=0.05,
-        seed=2**64 - 1,
+        seed=-(2**63),
         stop=["a", "b"],
         stop_token_ids=[3, 4],
         ignore_eos=True,
@@ -81,7 +83,9 @@ def test_an_empty_salt_and_an_empty_text_are_values():
 def test_token_ids_are_one_kind_of_prompt():
     request = codec.to_request(pb.GenerationInput(token_ids=pb.TokenIds(ids=[1, 2])))
 
-    assert request.token_ids == [1, 2]
+    assert isinstance(request.token_ids, Sequence)
+    assert list(request.token_ids) == [1, 2]
+    assert pack_ids(request.token_ids) == pack_ids([1, 2])
     assert request.text is None
     assert request.messages is None
 
@@ -123,6 +127,31 @@ def test_tokens_carry_text_ids_and_logprobs():
     assert position.sampled == pb.TokenLogprob(token_id=5, text="h", utf8=b"h", logprob=-0.5)
     assert position.top[0] == position.sampled
     assert (position.top[1].utf8, position.top[1].logprob) == (b"\xe2", -math.inf)
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1, 256, 257, 1000])
+def test_the_parts_of_a_delta_join_to_the_whole(num_tokens):
+    positions = [
+        PositionLogprobs(sampled=TokenLogprob(token, "x", b"x", -1.0), top=[])
+        for token in range(num_tokens)
+    ]
+    delta = Delta(choice=2, text="text", token_ids=list(range(num_tokens)), logprobs=positions)
+    parts = codec.parts(delta)
+
+    assert {part.choice for part in parts} == {2}
+    assert "".join(part.text for part in parts) == "text"
+    assert [token for part in parts for token in part.token_ids] == delta.token_ids
+    assert [position for part in parts for position in part.logprobs] == positions
+    assert max(len(part.logprobs) for part in parts) <= 256
+
+
+def test_chunks_keep_the_order_and_the_limit():
+    events = [pb.Event(request_id="x" * size) for size in (10, 10, 100, 1, 1)]
+    chunks = list(codec.chunks(events, limit=40))
+
+    assert [len(chunk) for chunk in chunks] == [2, 1, 2]
+    assert [event for chunk in chunks for event in chunk] == events
+    assert list(codec.chunks([], limit=40)) == []
 
 
 def test_a_lone_surrogate_becomes_a_replacement_character():

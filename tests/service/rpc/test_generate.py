@@ -17,7 +17,7 @@ from cadenza.service.errors import (
     Overloaded,
     UnknownModel,
 )
-from cadenza.service.events import Delta
+from cadenza.service.events import Delta, PositionLogprobs, TokenLogprob
 from cadenza.v1 import generation_pb2 as pb
 
 
@@ -249,6 +249,36 @@ async def test_a_large_message_within_the_limit_is_served(generator, serve, requ
 
     assert responses[-1].events[-1].HasField("finished")
     assert generator.requests[0].text == prompt
+
+
+@pytest.mark.parametrize("call", ["Generate", "Session"])
+async def test_a_backlog_with_logprobs_fits_the_default_client(
+    generator, serve, request_of, submit_of, call
+):
+    token = TokenLogprob(1000, " token", b" token", -1.0)
+    num_tokens = 10_000
+
+    def script(generation):
+        positions = [PositionLogprobs(sampled=token, top=[token] * 20)] * num_tokens
+        ids = range(num_tokens)
+        generation.feed(Delta(choice=0, text="all", token_ids=ids, logprobs=positions))
+        generation.end()
+
+    generator.on_submit = script
+    async with serve() as served:
+        if call == "Generate":
+            stream = served.stub.Generate(request_of("hi"))
+        else:
+            stream = served.stub.Session()
+            await stream.write(submit_of("hi"))
+            await stream.done_writing()
+        responses = [response async for response in stream]
+    tokens = [event.tokens for response in responses for event in response.events]
+
+    assert [id for message in tokens for id in message.token_ids] == list(range(num_tokens))
+    assert sum(len(message.logprobs) for message in tokens) == num_tokens
+    assert "".join(message.text for message in tokens) == "all"
+    assert sum(response.ByteSize() for response in responses) > 4 << 20
 
 
 async def test_bytes_that_are_no_message_are_refused_and_the_server_lives(
