@@ -12,7 +12,11 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from tokenizers.pre_tokenizers import PreTokenizer
 
+from cadenza.checkpoints.errors import CheckpointError
+
 _CONTROL, _USER_DEFINED = 3, 4  # values of tokenizer.ggml.token_type
+
+_ARRAYS = ("tokenizer.ggml.tokens", "tokenizer.ggml.merges", "tokenizer.ggml.token_type")
 
 _LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
@@ -21,7 +25,7 @@ _LLAMA3 = (
 _QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 
 
-class UnsupportedTokenizer(Exception):
+class UnsupportedTokenizer(CheckpointError):
     """The file's tokenizer is of a kind that we cannot build; the message names it."""
 
 
@@ -34,6 +38,9 @@ def build_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
     kind = metadata.get("tokenizer.ggml.model")
     if kind != "gpt2":
         raise UnsupportedTokenizer(f"the tokenizer model {kind!r} is not supported, only 'gpt2'")
+    missing = [key for key in _ARRAYS if key not in metadata]
+    if missing:
+        raise UnsupportedTokenizer(f"the file has no {missing[0]}")
     pre = str(metadata.get("tokenizer.ggml.pre", "default"))
     tokens = [str(token) for token in metadata["tokenizer.ggml.tokens"]]
     merges = [_pair(str(merge)) for merge in metadata["tokenizer.ggml.merges"]]

@@ -18,6 +18,7 @@ from typing import Any
 
 import tokenizers
 
+from cadenza.checkpoints.errors import CheckpointError
 from cadenza.checkpoints.gguf import read_gguf
 from cadenza.service.chat_template import ChatTemplate
 from cadenza.service.errors import InvalidRequest
@@ -99,11 +100,14 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     """The tokenizer of a GGUF file or of a model folder with a `tokenizer.json`.
 
     Raises:
-        UnsupportedTokenizer: a GGUF tokenizer of a kind that we cannot build.
-        OSError, ValueError: a file is missing or not well formed.
+        CheckpointError: a file is missing or not well formed, or its tokenizer is of a kind that
+            we cannot build.
     """
     path = Path(path)
-    return _from_folder(path) if path.is_dir() else _from_gguf(path)
+    try:
+        return _from_folder(path) if path.is_dir() else _from_gguf(path)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: the tokenizer cannot be read: {error}") from error
 
 
 def _from_gguf(path: Path) -> Tokenizer:
@@ -129,7 +133,7 @@ def _special_ids(metadata: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _from_folder(folder: Path) -> Tokenizer:
-    backend = tokenizers.Tokenizer.from_str((folder / "tokenizer.json").read_text("utf-8"))
+    backend = _read_backend(folder / "tokenizer.json")
     backend.no_truncation()
     backend.no_padding()
     config = _read_config(folder / "tokenizer_config.json")
@@ -137,6 +141,14 @@ def _from_folder(folder: Path) -> Tokenizer:
     tokens = _token_texts(config)
     prefix = backend.encode("", add_special_tokens=True).ids
     return Tokenizer(backend, ChatTemplate(source, tokens) if source else None, prefix)
+
+
+def _read_backend(path: Path) -> tokenizers.Tokenizer:
+    text = path.read_text("utf-8")
+    try:
+        return tokenizers.Tokenizer.from_str(text)
+    except Exception as error:  # the library raises no narrower kind
+        raise ValueError(str(error)) from error
 
 
 def _read_config(path: Path) -> dict[str, Any]:
