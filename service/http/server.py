@@ -9,6 +9,8 @@ from collections.abc import Generator, Sequence
 import uvicorn
 from starlette.types import ASGIApp
 
+from cadenza.service.http.protocol import BoundedProtocol
+
 
 class HttpServer:
     """Serves an application on sockets that are already bound, on the running loop."""
@@ -21,7 +23,7 @@ class HttpServer:
         self._server = _Server(
             uvicorn.Config(
                 app,
-                http="httptools",
+                http=BoundedProtocol,
                 ws="none",
                 lifespan="off",
                 log_config=None,

@@ -135,7 +135,7 @@ class Session:
         if live is None:
             return
         self._forget(live)
-        pass
+        live.task.cancel()
         self._outbox.put(status.cancelled(request_id))
 
     async def _serve(self, live: _Live, message: pb.GenerationInput) -> None:

@@ -216,6 +216,48 @@ def test_metrics_count_each_request_once_and_return_to_zero(run, serve):
     run(main())
 
 
+def test_headers_without_end_are_cut_off(run, serve):
+    async def main():
+        async with serve() as served:
+            reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+            writer.write(b"GET /health HTTP/1.1\r\nx: ")
+            for _ in range(80):
+                writer.write(b"x" * 1024)
+            assert b" 400 " in await reader.readline()
+            writer.close()
+            for _ in range(200):  # many small requests on one connection are no big one
+                response = await served.http.get("/health", headers={"x": "y" * 1000})
+                assert response.status_code == 200
+            big = {"prompt": "x", "user": "u" * 300_000, "max_tokens": 1}
+            assert (await served.http.post(COMPLETIONS, json=big)).status_code == 200
+
+    run(main())
+
+
+def test_a_client_that_stops_reading_is_cut_off_and_others_go_on(run, serve, monkeypatch):
+    monkeypatch.setattr("cadenza.service.http.sse.SEND_TIMEOUT_S", 0.2)
+
+    async def main():
+        async with serve(max_model_len=100_000) as served:
+            engine = served.front.engine
+            engine.auto = False
+            body = {**LONG, "max_tokens": 90_000, "stream": True, "logprobs": 20}
+            _, writer = await served.raw(COMPLETIONS, body)
+            await engine.until(lambda: bool(engine.waiting))
+            writer.transport.pause_reading()
+            async with asyncio.timeout(20):
+                while not engine.cancels():
+                    if engine.running or engine.waiting:
+                        engine.step(20)
+                    await asyncio.sleep(0.001)
+            engine.resume()
+            assert (await served.http.post(COMPLETIONS, json={"prompt": "x"})).status_code == 200
+            assert served.front.is_clean()
+            writer.transport.abort()
+
+    run(main())
+
+
 def test_an_unexpected_error_is_told_without_its_insides(run, serve, monkeypatch):
     async def main():
         async with serve() as served:

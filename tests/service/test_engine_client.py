@@ -1,0 +1,131 @@
+"""The engine client against an engine that misbehaves."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from cadenza.service.errors import EngineUnavailable, GenerationFailed
+from cadenza.service.request import GenerationRequest
+from cadenza.wire.arrays import pack_ids
+from cadenza.wire.messages import Cancel, Failed, Progress, Shutdown, Step
+
+
+def test_rows_that_nobody_knows_are_ignored(run, open_front):
+    async def main():
+        async with open_front() as front:
+            unknown = (10**9).to_bytes(8, "little")
+            front.engine.send(
+                Step(
+                    step_id=1,
+                    requests=unknown,
+                    tokens=pack_ids([5]),
+                    finished=b"\0",
+                    admitted=unknown,
+                    admitted_cached=pack_ids([0]),
+                    preempted=unknown,
+                )
+            )
+            front.engine.fail("whoever", 10**9)
+            generation = await front.generator.submit(GenerationRequest(text="x", max_tokens=1))
+            async for _ in generation:
+                pass
+            assert front.is_clean()
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"\x03\0\0\0abc",
+        b"\xff\xff\xff\xff",
+        b"\x01\0\0\0\x90",
+    ],
+)
+def test_bytes_that_are_no_message_end_the_connection(run, open_front, garbage):
+    async def main():
+        async with open_front() as front:
+            front.engine.auto = False
+            generation = await front.generator.submit(GenerationRequest(text="x"))
+            front.engine._transport.write(garbage)
+            with pytest.raises(GenerationFailed) as caught:
+                await anext(generation)
+            assert caught.value.retryable
+            await front.client.lost()
+
+    run(main())
+
+
+def test_arrays_of_unequal_lengths_end_the_connection(run, open_front):
+    async def main():
+        async with open_front() as front:
+            front.engine.send(Step(step_id=1, requests=bytes(8), tokens=b"", finished=b""))
+            await front.client.lost()
+            assert not front.client.is_serving
+
+    run(main())
+
+
+def test_an_engine_that_says_it_failed_is_dead(run, open_front):
+    async def main():
+        async with open_front(ready=False) as front:
+            waiting = asyncio.create_task(front.client.ready())
+            front.engine.send(Failed("the weights are missing"))
+            with pytest.raises(EngineUnavailable, match="weights are missing"):
+                await waiting
+            with pytest.raises(EngineUnavailable, match="weights are missing"):
+                await front.client.ready()
+            with pytest.raises(EngineUnavailable):
+                front.client.send(Cancel(1))
+            front.client.cancel(1)  # never raises
+            front.client.finish(1, 1)
+            await front.client.lost()
+
+    run(main())
+
+
+def test_progress_is_passed_on(run, open_front):
+    async def main():
+        async with open_front(ready=False) as front:
+            seen = []
+            front.client.watch_progress(seen.append)
+            front.engine.send(Progress("weights", 1, 2))
+            front.engine.become_ready()
+            await front.client.ready()
+            assert seen == [Progress("weights", 1, 2)]
+
+    run(main())
+
+
+def test_closing_asks_the_engine_to_leave_and_fails_what_runs(run, open_front):
+    async def main():
+        async with open_front() as front:
+            front.engine.auto = False
+            generation = await front.generator.submit(GenerationRequest(text="x"))
+            front.client.close()
+            front.client.close()
+            with pytest.raises(GenerationFailed, match="shutting down"):
+                await anext(generation)
+            await front.engine.until(lambda: Shutdown() in front.engine.received)
+
+    run(main())
+
+
+def test_draining_refuses_new_requests_and_waits_for_the_running(run, open_front):
+    async def main():
+        async with open_front() as front:
+            front.engine.auto = False
+            generation = await front.generator.submit(GenerationRequest(text="x", max_tokens=2))
+            draining = asyncio.create_task(front.generator.drain(10))
+            await asyncio.sleep(0)
+            with pytest.raises(EngineUnavailable, match="shutting down"):
+                await front.generator.submit(GenerationRequest(text="x"))
+            assert not front.generator.is_ready
+            front.engine.resume()
+            async for _ in generation:
+                pass
+            assert await draining
+
+    run(main())

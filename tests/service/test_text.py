@@ -1,0 +1,103 @@
+"""Detokenising and stop strings, however the text is cut."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import decoders, models
+
+from cadenza.service.detokenizer import Detokenizer
+from cadenza.service.stop_strings import StopStrings
+
+from .byte_tokenizer import make_tokenizer
+
+TOKENIZER = make_tokenizer()
+BACKEND = TOKENIZER.backend
+BYTES = st.integers(0, 255)  # every byte is a token
+
+
+def decode(ids, prompt=()):
+    stream = Detokenizer(BACKEND, list(prompt))
+    return [*(stream.push(token) for token in ids), stream.flush()]
+
+
+@given(st.text(max_size=40), st.text(max_size=10))
+def test_pieces_join_to_the_text_after_any_prompt(text, prompt):
+    ids = TOKENIZER.encode_text(text)
+    controls = {BACKEND.token_to_id(name) for name in ("<|end|>", "<|im_start|>", "<|im_end|>")}
+    ids = [token for token in ids if token not in controls]
+    pieces = decode(ids, TOKENIZER.encode_text(prompt))
+
+    assert "".join(pieces) == BACKEND.decode(ids)
+
+
+@given(st.lists(BYTES, max_size=60))
+def test_any_bytes_become_encodable_text_in_bounded_time(ids):
+    pieces = decode(ids)
+    silent = 0
+    for piece in pieces[:-1]:
+        silent = 0 if piece else silent + 1
+        assert silent <= 4
+    "".join(pieces).encode()
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=5), st.data())
+def test_valid_text_after_invalid_bytes_is_whole_again(text, data):
+    lone = TOKENIZER.encode_text("č")[0]
+    ids = [lone] * data.draw(st.integers(1, 4)) + TOKENIZER.encode_text("a" + text)
+
+    assert "".join(decode(ids)).endswith("a" + text)
+
+
+def test_leading_spaces_survive_a_decoder_that_strips_them():
+    vocabulary = {"<unk>": 0, "\u2581a": 1, "\u2581b": 2}
+    backend = tokenizers.Tokenizer(models.WordLevel(vocab=vocabulary, unk_token="<unk>"))
+    backend.decoder = decoders.Metaspace()
+    stream = Detokenizer(backend, [1])
+
+    assert "".join([stream.push(2), stream.push(1), stream.flush()]) == " b a"
+
+
+def match(stops, pieces):
+    matcher = StopStrings(stops)
+    said = ""
+    for piece in pieces:
+        text, stop = matcher.push(piece)
+        said += text
+        if stop is not None:
+            return said, stop
+    return said + matcher.flush(), None
+
+
+AB = st.text("ab", max_size=12)
+STOPS = st.lists(st.text("ab", min_size=1, max_size=4), max_size=4)
+
+
+@settings(max_examples=300)
+@given(AB, STOPS, st.lists(st.integers(0, 12)))
+def test_the_answer_does_not_depend_on_the_cuts(text, stops, cuts):
+    edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    pieces = [text[start:end] for start, end in itertools.pairwise(edges)]
+
+    assert match(stops, pieces) == match(stops, list(text)) == match(stops, [text])
+
+
+@given(AB, STOPS)
+def test_nothing_that_is_said_holds_a_stop_string(text, stops):
+    said, stop = match(stops, list(text))
+
+    assert not any(s in said for s in stops)
+    assert stop is not None or said == text
+    assert text.startswith(said + (stop or ""))
+
+
+@pytest.mark.parametrize(("text", "held"), [("aST", "ST"), ("aS", "S"), ("ab", ""), ("STx", "")])
+def test_only_a_possible_beginning_is_held(text, held):
+    matcher = StopStrings(["STOP", "zz"])
+
+    assert matcher.push(text) == (text.removesuffix(held), None)
+    assert matcher.flush() == held
