@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import socket
+import time
 from collections.abc import Callable
 from typing import Protocol, cast
 
@@ -69,6 +70,7 @@ class EngineClient(asyncio.Protocol):
         self._ready: asyncio.Future[Ready] = loop.create_future()
         self._lost: asyncio.Future[None] = loop.create_future()
         self._closing = False
+        self._heard_s = time.monotonic()
         self._on_progress: list[Callable[[Progress], None]] = []
 
     @classmethod
@@ -95,6 +97,11 @@ class EngineClient(asyncio.Protocol):
     def is_serving(self) -> bool:
         """Whether a row sent now would be served."""
         return self.failure is None and self.limits is not None
+
+    @property
+    def silence_s(self) -> float:
+        """For how long the engine has said nothing although it has rows; 0 without rows."""
+        return time.monotonic() - self._heard_s if self._rows else 0.0
 
     def start(self, config: EngineConfig) -> None:
         """Send the engine its configuration, which is the first message."""
@@ -131,6 +138,8 @@ class EngineClient(asyncio.Protocol):
             EngineUnavailable: the engine is dead.
         """
         self.send(message)
+        if not self._rows:
+            self._heard_s = time.monotonic()
         self._rows[message.request] = row
 
     def cancel(self, request: int) -> None:
@@ -167,6 +176,7 @@ class EngineClient(asyncio.Protocol):
         self._transport = cast(asyncio.WriteTransport, transport)
 
     def data_received(self, data: bytes) -> None:
+        self._heard_s = time.monotonic()
         try:
             for message in self._reader.feed(data):
                 self._dispatch(message)

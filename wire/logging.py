@@ -61,5 +61,7 @@ def _formatter(as_json: bool) -> logging.Formatter:
     if as_json:
         rendered += [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     else:
-        rendered.append(structlog.dev.ConsoleRenderer())
+        # the default formatter prints local variables where rich is installed: prompts, for one
+        plain = structlog.dev.plain_traceback
+        rendered.append(structlog.dev.ConsoleRenderer(exception_formatter=plain))
     return structlog.stdlib.ProcessorFormatter(foreign_pre_chain=_shared(), processors=rendered)

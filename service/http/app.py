@@ -24,6 +24,9 @@ from cadenza.service.http.metrics import Exporter
 
 logger = structlog.get_logger(__name__)
 
+# An engine with rows speaks every step; kernels that compile in a first step take the longest
+_STUCK_S = 60.0
+
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
@@ -61,8 +64,10 @@ class Pages:
         return JsonResponse(self._model(name))
 
     async def health(self, request: Request) -> Response:
-        """Liveness: the engine has not died. It may be loading still; requests then wait."""
-        return Response(status_code=200 if self._generator.engine.failure is None else 503)
+        """Liveness: the engine is neither dead nor stuck. It may load still; requests then wait."""
+        engine = self._generator.engine
+        is_alive = engine.failure is None and engine.silence_s < _STUCK_S
+        return Response(status_code=200 if is_alive else 503)
 
     async def ready(self, request: Request) -> Response:
         """Readiness: a request sent now is served now."""

@@ -10,6 +10,8 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from cadenza.service.request import GenerationRequest
+
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 LONG = {"prompt": "x", "max_tokens": 200, "ignore_eos": True}
 
@@ -169,6 +171,18 @@ def test_the_pages_that_only_look(run, serve):
             assert [model["id"] for model in models["data"]] == ["tiny", "alias"]
             assert models["data"][0]["max_model_len"] == 256
             assert (await served.http.get("/v1/models/alias")).json()["id"] == "alias"
+
+    run(main())
+
+
+def test_an_engine_that_is_stuck_is_not_healthy(run, serve, monkeypatch):
+    async def main():
+        async with serve() as served:
+            served.front.engine.auto = False
+            async with await served.front.generator.submit(GenerationRequest(text="x")):
+                assert (await served.http.get("/health")).status_code == 200
+                monkeypatch.setattr("cadenza.service.http.app._STUCK_S", 0.0)
+                assert (await served.http.get("/health")).status_code == 503
 
     run(main())
 
