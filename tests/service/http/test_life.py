@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import threading
 
 import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from cadenza.service.limits import Limits
 from cadenza.service.request import GenerationRequest
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+CHAT_TOO = {"messages": [{"role": "user", "content": "x"}]}
 LONG = {"prompt": "x", "max_tokens": 200, "ignore_eos": True}
 
 
@@ -48,6 +51,29 @@ def test_a_client_that_leaves_is_cancelled(run, serve, stream, state):
             assert served.front.generator.metrics.finished["abort"] == 1
             engine.resume()
             assert (await served.http.post(COMPLETIONS, json={"prompt": "x"})).status_code == 200
+
+    run(main())
+
+
+def test_a_crowd_of_rude_clients_leaves_nothing(run, serve):
+    async def client(served, rng):
+        stream = rng.random() < 0.5
+        body = {**LONG, "stream": stream, "n": rng.randint(1, 3), "stop": ["q"]}
+        reader, writer = await served.raw(rng.choice([CHAT, COMPLETIONS]), {**body, **CHAT_TOO})
+        if rng.random() < 0.7 and stream:
+            await reader.read(rng.randint(1, 4000))
+        writer.close()
+
+    async def main():
+        rng = random.Random(7)
+        async with serve(limits=Limits(max_queued=10_000)) as served:
+            engine = served.front.engine
+            engine.seats = 20
+            await asyncio.gather(*(client(served, rng) for _ in range(150)))
+            polite = await served.http.post(COMPLETIONS, json={"prompt": "x"})
+            assert polite.status_code == 200
+            await engine.until(served.front.is_clean)
+            assert sum(served.front.generator.metrics.finished.values()) > 100
 
     run(main())
 
