@@ -10,7 +10,7 @@ import numpy as np
 from cadenza.policies.decisions import Decisions
 from cadenza.policies.profile import Profile
 from cadenza.scheduler.config import SchedulerConfig
-from cadenza.scheduler.plan import StepOutcome, StepPlan
+from cadenza.scheduler.plan import Runner, StepOutcome, StepPlan
 from cadenza.scheduler.report import StepReport
 from cadenza.scheduler.request import Arrival
 from cadenza.scheduler.scheduler import Scheduler
@@ -21,12 +21,14 @@ STEP_S = 0.01
 
 
 class Driver:
-    """A scheduler, a fake runner, and a record of what each request got.
+    """A scheduler, a runner (the fake one unless given), and a record of what each request got.
 
     Limits are small unless given: 32 blocks of 4 tokens, 8 seats, 32 tokens a step, no watermark.
     """
 
-    def __init__(self, profile: Profile | None = None, **limits: Any) -> None:
+    def __init__(
+        self, profile: Profile | None = None, runner: Runner | None = None, **limits: Any
+    ) -> None:
         small: dict[str, Any] = {
             "num_blocks": 32,
             "block_size": 4,
@@ -39,7 +41,7 @@ class Driver:
         config = SchedulerConfig(**{**small, **limits})
         self.decisions = Decisions(profile or Profile())
         self.scheduler = Scheduler(config, self.decisions)
-        self.runner = FakeRunner(config.num_blocks, config.block_size)
+        self.runner = runner or FakeRunner(config.num_blocks, config.block_size)
         self.now_s = 0.0
         self.plan: StepPlan | None = None
         self.outcome: StepOutcome | None = None

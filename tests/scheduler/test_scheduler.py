@@ -435,4 +435,4 @@ def test_limits_that_contradict_each_other_are_refused(limits: dict[str, object]
     }
 
     with pytest.raises(ValueError, match=message):
-        SchedulerConfig(**{**good, **limits})  # type: ignore[arg-type]
+        SchedulerConfig(**{**good, **limits})

