@@ -87,6 +87,11 @@ class EngineClient(asyncio.Protocol):
         return len(self._rows)
 
     @property
+    def is_closing(self) -> bool:
+        """Whether `close` ended the connection, rather than the engine."""
+        return self._closing
+
+    @property
     def limits(self) -> Ready | None:
         """What the engine said when it was ready; None before."""
         if self._ready.done() and not self._ready.exception():
@@ -244,7 +249,7 @@ class EngineClient(asyncio.Protocol):
         if self.failure is not None:
             return
         self.failure = reason
-        if not self._closing:
+        if self.limits is not None and not self._closing:  # who started it tells of a start-up
             logger.error("engine_lost", reason=reason, rows=len(self._rows))
         if not self._ready.done():
             self._ready.set_exception(EngineUnavailable(reason))

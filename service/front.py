@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import signal
-import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import structlog
 
@@ -20,9 +18,12 @@ from cadenza.service.generator import Generator
 from cadenza.service.http.app import build_app
 from cadenza.service.http.server import HttpServer
 from cadenza.service.limits import Limits
+from cadenza.service.listening import listen
 from cadenza.service.rpc.server import GrpcServer
 from cadenza.service.tokenizer import Tokenizer
 from cadenza.wire.messages import EngineConfig, Progress, Ready
+
+_FLUSH_S = 1.0  # what the last words of a stream have to reach its client
 
 _log = structlog.get_logger(__name__)
 
@@ -77,19 +78,20 @@ class Front:
         """
         engine = await EngineClient.connect(self._process.connection)
         try:
-            return await self._serve(engine)
+            await self._serve(engine)
+            return None if engine.is_closing else engine.failure
         finally:
             engine.close()
             status = await self._process.stop()
             _log.info("engine left", status=status)
 
-    async def _serve(self, engine: EngineClient) -> str | None:
+    async def _serve(self, engine: EngineClient) -> None:
         config = self._config
-        sockets = bind(config.host, config.port)
+        sockets = listen(config.host, config.port)
         generator = Generator(
             engine, self._tokenizer, model_names=config.model_names, limits=config.limits
         )
-        http = HttpServer(build_app(generator), sockets, graceful_s=config.shutdown_timeout_s)
+        http = HttpServer(build_app(generator), sockets, graceful_s=_FLUSH_S)
         grpc = GrpcServer(generator, host=config.host, port=config.grpc_port)
         try:
             grpc_port = await grpc.start()
@@ -103,14 +105,14 @@ class Front:
         serving = asyncio.ensure_future(http.serve())
         announcing = asyncio.ensure_future(self._announce(engine, grpc, addresses))
         try:
-            await self._until_stopped(engine, http, grpc)
+            await self._until_stopped(engine, generator, grpc)
         finally:
+            # Closing the engine first ends what is left with an error event, not a cut connection.
+            engine.close()
             announcing.cancel()
             http.stop()
-            grace_s = 0.0 if engine.failure is not None else config.shutdown_timeout_s
-            await asyncio.gather(serving, grpc.stop(grace_s))
+            await asyncio.gather(serving, grpc.stop(_FLUSH_S))
             generator.close()
-        return engine.failure
 
     async def _announce(self, engine: EngineClient, grpc: GrpcServer, addresses: Addresses) -> None:
         with contextlib.suppress(EngineUnavailable):  # told by `run`
@@ -119,43 +121,26 @@ class Front:
             self._on_ready(ready, addresses)
 
     async def _until_stopped(
-        self, engine: EngineClient, http: HttpServer, grpc: GrpcServer
+        self, engine: EngineClient, generator: Generator, grpc: GrpcServer
     ) -> None:
-        """Wait for a signal or the end of the engine. A further signal ends the grace."""
+        """Wait for a signal and then for the requests in flight; or for the engine's end."""
         loop = asyncio.get_running_loop()
-        stopped = asyncio.Event()
-        ending: list[asyncio.Future[None]] = []
-
-        def on_signal() -> None:
-            if stopped.is_set():
-                http.stop()
-                ending.append(asyncio.ensure_future(grpc.stop(0)))
-            stopped.set()
-
+        signals: asyncio.Queue[None] = asyncio.Queue()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, on_signal)
-        waiting = {asyncio.ensure_future(stopped.wait()), asyncio.ensure_future(engine.lost())}
-        _, pending = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        for task in pending:
-            task.cancel()
+            loop.add_signal_handler(number, signals.put_nowait, None)
+        if await _first(signals.get(), engine.lost()) == 0:
+            await grpc.set_ready(False)
+            drained = generator.drain(self._config.shutdown_timeout_s)
+            await _first(drained, signals.get(), engine.lost())
 
 
-def bind(host: str, port: int) -> list[socket.socket]:
-    """Listening sockets on every address of `host`, all on one port.
-
-    Raises:
-        OSError: the sentence says where we cannot listen, and why.
-    """
-    sockets: list[socket.socket] = []
+async def _first(*coroutines: Coroutine[Any, Any, Any]) -> int:
+    """Index of the first to end; the others are cancelled and have ended too."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
-        for family, _, _, _, address in socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        ):
-            where = (address[0], sockets[0].getsockname()[1] if sockets else port)
-            sockets.append(socket.create_server(where, family=family, backlog=2048))
-    except OSError as error:
-        for sock in sockets:
-            sock.close()
-        reason = "the port is in use" if error.errno == errno.EADDRINUSE else error.strerror
-        raise OSError(f"HTTP cannot listen on {host}:{port}: {reason or error}") from error
-    return sockets
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return next(index for index, task in enumerate(tasks) if task.done())
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

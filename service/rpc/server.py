@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 from collections.abc import Sequence
 from typing import Any
@@ -12,6 +13,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from cadenza.service.generator import Generator
+from cadenza.service.listening import why
 from cadenza.service.rpc.servicer import SERVICE, GenerationServicer
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
@@ -104,8 +106,7 @@ class GrpcServer:
             for address in await _resolve(self._host):
                 port = _bind(server, address, port)
         except OSError as error:
-            reason = error.strerror or error
-            message = f"gRPC cannot listen on {self._host}:{port}: {reason}"
+            message = f"gRPC cannot listen on {self._host}:{port}: {why(error)}"
             raise OSError(message) from error
         return port
 
@@ -120,10 +121,10 @@ async def _resolve(host: str) -> list[str]:
 def _bind(server: grpc.aio.Server, address: str, port: int) -> int:
     """Bind one numeric address; the port. Raises OSError."""
     is_v6 = ":" in address
+    # gRPC neither says why it cannot bind nor stays quiet about it: the system is asked first.
+    family = socket.AF_INET6 if is_v6 else socket.AF_INET
+    socket.create_server((address, port), family=family).close()
     try:
         return server.add_insecure_port(f"[{address}]:{port}" if is_v6 else f"{address}:{port}")
     except RuntimeError as error:
-        # gRPC does not say why. The system does, when asked for the same again.
-        family = socket.AF_INET6 if is_v6 else socket.AF_INET
-        socket.create_server((address, port), family=family).close()
-        raise OSError("the address cannot be bound") from error
+        raise OSError(errno.EADDRINUSE, "the port is in use") from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import selectors
 import signal
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from cadenza.testing import Driver
 from cadenza.wire.messages import EngineConfig, Sampling
 
 BLOCK_SIZE = 16
+COMMAND = (sys.executable, "-P", "-m", "cadenza.cli")
 GREEDY = Sampling(temperature=0.0)
 
 
@@ -132,8 +132,7 @@ def serve() -> Iterator[Serve]:
     def start(*flags: str) -> Served:
         started = time.monotonic()
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "cadenza.cli", "serve", "demo"]
-            + ["--port", "0", "--grpc-port", "0", *flags],
+            [*COMMAND, "serve", "demo", "--port", "0", "--grpc-port", "0", *flags],
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -153,19 +152,15 @@ def serve() -> Iterator[Serve]:
         process.stdout.close()
 
 
-def read_until(process: subprocess.Popen[str], line: str, timeout_s: float = 60.0) -> str:
-    """Standard output up to `line`."""
+def read_until(process: subprocess.Popen[str], last: str) -> str:
+    """Standard output up to the line with `last`."""
     assert process.stdout is not None
-    deadline = time.monotonic() + timeout_s
     text = ""
-    with selectors.DefaultSelector() as selector:
-        selector.register(process.stdout, selectors.EVENT_READ)
-        while line not in text:
-            assert selector.select(max(0.0, deadline - time.monotonic())), f"no banner in:\n{text}"
-            read = process.stdout.readline()
-            assert read, f"the server ended after:\n{text}"
-            text += read
-    return text
+    for line in process.stdout:
+        text += line
+        if last in line:
+            return text
+    raise AssertionError(f"the server ended after:\n{text}")
 
 
 @pytest.fixture(scope="session")

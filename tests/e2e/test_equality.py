@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
+import transformers
 
 from cadenza.checkpoints.locate import locate
 from cadenza.policies.profile import Profile
-
 from tests.e2e.conftest import DemoModel, varied_prompts
 
 NUM_TOKENS = 64
@@ -50,14 +49,13 @@ def sixteen_at_once(demo_fp32: DemoModel) -> Run:
 
 
 @pytest.fixture(scope="module")
-def reference() -> Iterator[torch.nn.Module]:
+def reference() -> torch.nn.Module:
     """transformers' own model from the same file, dequantised to fp32."""
-    transformers = pytest.importorskip("transformers")
     path = locate("demo").path
     model = transformers.AutoModelForCausalLM.from_pretrained(
         path.parent, gguf_file=path.name, dtype=torch.float32
     )
-    yield model.eval()
+    return model.eval()
 
 
 def test_greedy_tokens_equal_those_of_transformers(

@@ -1,0 +1,33 @@
+"""Listening sockets, and a person's words for why there are none."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+
+def listen(host: str, port: int) -> list[socket.socket]:
+    """Listening sockets on every address of `host`, all on one port; 0 takes any free one.
+
+    Raises:
+        OSError: the sentence says where HTTP cannot listen, and why.
+    """
+    sockets: list[socket.socket] = []
+    try:
+        for family, _, _, _, address in socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        ):
+            where = (address[0], sockets[0].getsockname()[1] if sockets else port)
+            sockets.append(socket.create_server(where, family=family, backlog=2048))
+    except OSError as error:
+        for sock in sockets:
+            sock.close()
+        raise OSError(f"HTTP cannot listen on {host}:{port}: {why(error)}") from error
+    return sockets
+
+
+def why(error: OSError) -> str:
+    """The reason without Python's additions to it."""
+    if error.errno == errno.EADDRINUSE:
+        return "the port is in use"
+    return error.strerror or str(error)

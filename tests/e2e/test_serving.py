@@ -1,0 +1,303 @@
+"""The service as a stranger meets it: a process, two ports, and clients nobody here wrote."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message_factory import GetMessageClass
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
+    ProtoReflectionDescriptorDatabase,
+)
+from openai import OpenAI
+
+from tests.e2e.conftest import COMMAND, Serve, Served
+
+FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
+STORY = [{"role": "user", "content": "Tell me a story about a dragon, with emoji 🐉 and 漢字."}]
+
+
+@pytest.fixture(scope="module")
+def openai(server: Served) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{server.http}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def stream_text(client: OpenAI, **arguments: Any) -> str:
+    with client.chat.completions.create(model=model(client), stream=True, **arguments) as chunks:
+        return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+
+
+def model(client: OpenAI) -> str:
+    return client.models.list().data[0].id
+
+
+def gauges(server: Served) -> dict[str, float]:
+    """Metrics without labels other than the model's."""
+    lines = httpx.get(f"{server.http}/metrics").text.splitlines()
+    samples = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    return {name.split("{")[0]: float(value) for name, value in samples if name.count("=") <= 1}
+
+
+def until(server: Served, condition: Callable[[dict[str, float]], bool]) -> None:
+    """Scrape until the gauges fulfil a condition. A scrape is a round trip: no sleep is needed."""
+    for _ in range(20_000):
+        if condition(gauges(server)):
+            return
+    raise AssertionError(f"it never came true: {gauges(server)}")
+
+
+def is_idle(now: dict[str, float]) -> bool:
+    busy = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+    return all(now[f"cadenza:{name}"] == 0 for name in busy)
+
+
+def test_the_capital_of_france_streams_over_http(openai: OpenAI):
+    assert "Paris" in stream_text(openai, messages=FRANCE, temperature=0)
+
+
+def test_joined_deltas_are_the_whole_answer(openai: OpenAI):
+    """Sampled with a seed, over emoji and characters of several tokens, with a stop string."""
+    arguments: dict[str, Any] = {
+        "messages": STORY,
+        "temperature": 1.0,
+        "seed": 11,
+        "max_tokens": 80,
+        "stop": ["dragon was", "\n\n\n"],
+    }
+    whole = openai.chat.completions.create(model=model(openai), **arguments)
+
+    assert stream_text(openai, **arguments) == whole.choices[0].message.content
+    assert whole.usage is not None
+    assert whole.usage.completion_tokens > 1
+
+
+class ReflectedSession:
+    """A client of `Session` made of nothing but what the server's reflection says."""
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        pool = DescriptorPool(ProtoReflectionDescriptorDatabase(channel))
+        service = pool.FindServiceByName("cadenza.v1.GenerationService")
+        method = service.FindMethodByName("Session")
+        self.request_class = GetMessageClass(method.input_type)
+        response_class = GetMessageClass(method.output_type)
+        self.call: Callable[[Iterator[Any]], Iterator[Any]] = channel.stream_stream(
+            f"/{service.full_name}/{method.name}",
+            request_serializer=lambda message: message.SerializeToString(),
+            response_deserializer=response_class.FromString,
+        )
+
+    def submit(self, request_id: str, **fields: Any) -> Any:
+        return self.request_class(submit={"request_id": request_id, **fields})
+
+
+def test_the_capital_of_france_streams_over_a_reflected_session(server: Served):
+    with grpc.insecure_channel(server.grpc) as channel:
+        session = ReflectedSession(channel)
+        chat = {"messages": [{"role": "user", "content": FRANCE[0]["content"]}]}
+        request = session.submit("q", input={"chat": chat, "temperature": 0.0})
+        events = [event for response in session.call(iter([request])) for event in response.events]
+
+    assert {event.request_id for event in events} == {"q"}
+    text = "".join(event.tokens.text for event in events if event.HasField("tokens"))
+    assert "Paris" in text
+    assert events[-1].HasField("finished")
+
+
+def test_http_and_grpc_give_the_same_text(openai: OpenAI, server: Served):
+    prompt, tokens = "The sky is blue because", 40
+    whole = openai.completions.create(
+        model=model(openai), prompt=prompt, max_tokens=tokens, temperature=0
+    )
+    with grpc.insecure_channel(server.grpc) as channel:
+        session = ReflectedSession(channel)
+        request = session.submit(
+            "q", input={"text": prompt, "max_tokens": tokens, "temperature": 0.0}
+        )
+        events = [event for response in session.call(iter([request])) for event in response.events]
+
+    text = "".join(event.tokens.text for event in events if event.HasField("tokens"))
+    assert text == whole.choices[0].text
+
+
+def post(server: Served, **body: Any) -> socket.socket:
+    """A completion request on a connection of its own; nothing of the answer is read."""
+    host, port = server.http.removeprefix("http://").split(":")
+    content = json.dumps({"prompt": "Once", "max_tokens": 1500, "ignore_eos": True, **body})
+    connection = socket.create_connection((host, int(port)))
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\ncontent-length: {len(content)}\r\n\r\n"
+    )
+    connection.sendall((head + content).encode())
+    return connection
+
+
+def test_what_clients_leave_behind_is_freed(server: Served):
+    """Connections closed in mid-stream, in mid-answer and in the queue, and a cancelled RPC."""
+    connections = [post(server, stream=index % 2 == 0) for index in range(40)]
+    connections[0].recv(1)
+    until(server, lambda now: now["cadenza:num_requests_waiting"] > 0)
+    for connection in connections:
+        connection.close()
+    with grpc.insecure_channel(server.grpc) as channel:
+        session = ReflectedSession(channel)
+        generation = {"text": "Once", "max_tokens": 1500, "ignore_eos": True}
+        call = session.call(iter([session.submit("q", input=generation)]))
+        next(call)
+        call.cancel()  # type: ignore[attr-defined]
+
+    until(server, is_idle)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("fields", "status", "param"),
+    [
+        ({"temperature": -1}, 400, "temperature"),
+        ({"max_tokens": 100_000}, 400, "max_tokens"),
+        ({"prompt": "word " * 4000}, 400, "prompt"),
+        ({"model": "gpt-4"}, 404, "model"),
+    ],
+)
+def test_a_wrong_field_is_named_in_both_modes(
+    server: Served, fields: dict[str, Any], status: int, param: str, stream: bool
+):
+    body = {"prompt": "x", "stream": stream, **fields}
+
+    response = httpx.post(f"{server.http}/v1/completions", json=body)
+
+    assert response.status_code == status
+    assert response.json()["error"]["param"] == param
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def assert_one_plain_line(done: subprocess.CompletedProcess[str], *words: str) -> None:
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
+    for word in words:
+        assert word in done.stderr
+
+
+def test_an_unknown_flag_is_told_in_one_line():
+    assert_one_plain_line(command("serve", "demo", "--bogus"), "--bogus")
+
+
+def test_a_missing_model_is_told_in_one_line():
+    assert_one_plain_line(command("serve", "/no/such.gguf"), "/no/such.gguf")
+
+
+def test_a_broken_model_is_told_in_one_line(tmp_path: Path):
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF" + bytes(100))
+
+    assert_one_plain_line(command("serve", str(broken)), "broken.gguf")
+
+
+def test_an_unknown_policy_is_told_in_one_line():
+    done = command("serve", "demo", "--policy", "order_admissions=lifo")
+
+    assert_one_plain_line(done, "lifo", "fcfs")
+
+
+def test_a_public_address_needs_a_flag():
+    done = command("serve", "demo", "--host", "0.0.0.0")
+
+    assert_one_plain_line(done, "--allow-unauthenticated")
+
+
+def test_a_setting_that_the_engine_refuses_is_told_in_one_line():
+    done = command("serve", "demo", "--port", "0", "--grpc-port", "0", "--block-size", "3")
+
+    assert_one_plain_line(done, "block_size is 3")
+
+
+@pytest.mark.parametrize("flag", ["--port", "--grpc-port"])
+def test_a_port_in_use_is_told_in_one_line(flag: str):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        other = "--grpc-port" if flag == "--port" else "--port"
+
+        done = command("serve", "demo", flag, port, other, "0")
+
+    assert_one_plain_line(done, port, "in use")
+
+
+def test_help_names_the_commands_and_their_flags():
+    assert "serve" in command("--help").stdout
+    assert "--max-num-seqs" in command("serve", "--help").stdout
+
+
+def stream_lines(url: str, max_tokens: int) -> Iterator[Any]:
+    body = {
+        "prompt": "Once",
+        "max_tokens": max_tokens,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as response:
+        for line in response.iter_lines():
+            if line:
+                data = line.removeprefix("data: ")
+                yield data if data == "[DONE]" else json.loads(data)
+
+
+def test_a_signal_lets_requests_in_flight_end(serve: Serve):
+    running = serve("--max-model-len", "512")
+    lines = stream_lines(running.http, max_tokens=60)
+    received = [next(lines)]
+
+    running.process.send_signal(signal.SIGTERM)
+    received += lines
+
+    assert received[-1] == "[DONE]"
+    assert received[-2]["usage"]["completion_tokens"] == 60
+    assert running.process.wait(30) == 0
+
+
+def test_a_second_signal_ends_them_with_an_error_event(serve: Serve):
+    running = serve("--max-model-len", "2048")
+    lines = stream_lines(running.http, max_tokens=2000)
+    received = [next(lines)]
+
+    running.process.send_signal(signal.SIGINT)
+    received.append(next(lines))
+    running.process.send_signal(signal.SIGINT)
+    received += lines
+
+    assert isinstance(received[-1], dict)
+    assert "shutting down" in received[-1]["error"]["message"]
+    assert running.process.wait(30) == 0
+
+
+def test_the_death_of_the_engine_ends_streams_with_an_error_event_and_the_service(serve: Serve):
+    running = serve("--max-model-len", "2048")
+    lines = stream_lines(running.http, max_tokens=2000)
+    received = [next(lines)]
+
+    children = subprocess.run(
+        ["ps", "-o", "pid=", "--ppid", str(running.process.pid)], capture_output=True, text=True
+    )
+    subprocess.run(["kill", "-9", *children.stdout.split()], check=True)
+    received += lines
+
+    assert isinstance(received[-1], dict)
+    assert "engine" in received[-1]["error"]["message"]
+    assert running.process.wait(30) == 1
