@@ -38,13 +38,13 @@ def build_engine(channel: Channel, config: EngineConfig) -> EngineLoop:
 
 
 def _limits(config: EngineConfig, facts: RunnerFacts) -> SchedulerConfig:
-    """A calibrated token budget gives way to the number of seats; one that was asked for does not.
+    """A calibrated token budget grows with the number of seats; one that was asked for does not.
 
     Raises:
         ValueError: limits that contradict each other.
     """
-    least = max(facts.max_num_seqs, facts.block_size)
-    calibrated = max(facts.max_num_batched_tokens, least)
+    # So much for prefills is left when every seat decodes
+    calibrated = max(facts.max_num_batched_tokens, facts.max_num_seqs + 4 * facts.block_size)
     return SchedulerConfig(
         num_blocks=facts.num_blocks,
         block_size=facts.block_size,

@@ -20,7 +20,7 @@ from cadenza.engine.kv_cache import CacheShape, KVCache
 from cadenza.engine.loading import load_model
 from cadenza.engine.models import Llama, ModelBatch, ProgressCallback
 from cadenza.engine.sampler import Sampler
-from cadenza.kernels.paged_attention import plan_attention
+from cadenza.kernels.paged_attention import Workspace, plan_attention
 from cadenza.scheduler.plan import StepOutcome, StepPlan
 from cadenza.wire.messages import EngineConfig, Sampling
 
@@ -42,6 +42,7 @@ class ModelRunner:
         self._cache = cache
         self._sampler = sampler
         self._settings = settings
+        self._workspace = Workspace()
 
     def execute(self, plan: StepPlan) -> StepOutcome:
         """Run one forward pass and sample the rows that the plan wants sampled."""
@@ -125,6 +126,7 @@ class ModelRunner:
                 group=self._model.config.group,
                 head_dim=self._model.config.head_dim,
                 device=device,
+                workspace=self._workspace,
             ),
             sampled=to_device(last_tokens[plan.samples]),
         )
@@ -185,7 +187,13 @@ def _check(config: EngineConfig) -> None:
     size = config.block_size
     if size < 1 or size & (size - 1):
         raise ValueError(f"block_size is {size}, not a power of two.")
-    for name in ("num_blocks", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "threads"):
+    for name in (
+        "num_blocks",
+        "max_model_len",
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "threads",
+    ):
         value = getattr(config, name)
         if value is not None and value < 1:
             raise ValueError(f"{name} is {value}, not at least 1.")
@@ -220,7 +228,5 @@ def _max_model_len(config: EngineConfig, model: Llama, cache: KVCache) -> int:
     trained = model.config.max_positions
     wanted = config.max_model_len or trained
     if wanted > trained:
-        raise ValueError(
-            f"max_model_len is {wanted}, but the model was made for {trained} tokens."
-        )
+        raise ValueError(f"max_model_len is {wanted}, but the model was made for {trained} tokens.")
     return min(wanted, cache.num_blocks * cache.shape.block_size)

@@ -164,7 +164,9 @@ def config_from_gguf(file: GgufFile) -> ModelConfig:
             num_layers=number("block_count"),
             num_heads=num_heads,
             num_kv_heads=number("attention.head_count_kv", num_heads),
-            head_dim=number("attention.key_length", number("embedding_length") // max(num_heads, 1)),
+            head_dim=number(
+                "attention.key_length", number("embedding_length") // max(num_heads, 1)
+            ),
             norm_eps=number("attention.layer_norm_rms_epsilon"),
             rope_theta=number("rope.freq_base", 10000.0),
             rope_scaling=_gguf_rope_scaling(where, name, metadata),

@@ -122,9 +122,7 @@ class GgufWeights:
         return weight if heads is None else _half_rotated(weight, heads)
 
 
-def _check_shape(
-    where: str, name: str, found: tuple[int, ...], expected: tuple[int, ...]
-) -> None:
+def _check_shape(where: str, name: str, found: tuple[int, ...], expected: tuple[int, ...]) -> None:
     if found != expected:
         raise CheckpointError(
             f"{where}: {name!r} has the shape {list(found)}, expected {list(expected)}."

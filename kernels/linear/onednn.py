@@ -61,8 +61,8 @@ class PackedWeight:
 
     def multiply(self, x: Tensor) -> Tensor:
         most = self._row_counts[-1]
-        if len(x) in self._row_counts:
-            return _multiply(x.contiguous(), self._packed)
+        if 0 < len(x) <= most:
+            return self._padded(x)
         y = x.new_empty(len(x), self._shape[0])
         for start in range(0, len(x), most):
             y[start : start + most] = self._padded(x[start : start + most])

@@ -12,10 +12,12 @@ from torch import Tensor
 
 from cadenza.kernels.paged_attention.layout import AttentionLayout, DecodeRows, plan_attention
 from cadenza.kernels.paged_attention.reference import paged_attention_reference
+from cadenza.kernels.paged_attention.workspace import Workspace
 
 __all__ = [
     "AttentionLayout",
     "DecodeRows",
+    "Workspace",
     "paged_attention",
     "paged_attention_reference",
     "plan_attention",

@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from cadenza.kernels.paged_attention.tiles import KEY_TILE, padded_rows, piece_lengths
+from cadenza.kernels.paged_attention.workspace import Workspace
 
 # Query-key pairs a batch may have for one KV head: chosen by sweep.
-_BATCH_PAIRS = 1 << 17
+_BATCH_PAIRS = 1 << 13
 
 IntArray = npt.NDArray[np.integer]
 
@@ -54,6 +55,7 @@ class AttentionLayout:
 
     batches: tuple[PieceBatch, ...]
     decode: DecodeRows | None  # None: decoding rows are among the batches
+    workspace: Workspace
 
 
 class _Piece(NamedTuple):
@@ -80,10 +82,12 @@ def plan_attention(
     group: int,
     head_dim: int,
     device: torch.device,
+    workspace: Workspace,
 ) -> AttentionLayout:
     """Lay out one step. Rows lie one after another, `num_new[i]` tokens each.
 
     num_context, num_new: [rows]; block_tables: [rows, blocks]; group: query heads a KV head.
+    One workspace may serve many steps, one after another.
     """
     decode = None
     first_tokens = np.cumsum(num_new) - num_new
@@ -106,6 +110,7 @@ def plan_attention(
             for batch in _batches(pieces, length)
         ),
         decode=decode,
+        workspace=workspace,
     )
 
 

@@ -20,7 +20,9 @@ class RotaryTables(NamedTuple):
 
     def at(self, positions: Tensor) -> RotaryTables:
         """Return the rows of `positions` (int64)."""
-        return RotaryTables(self.cos.index_select(0, positions), self.sin.index_select(0, positions))
+        return RotaryTables(
+            self.cos.index_select(0, positions), self.sin.index_select(0, positions)
+        )
 
 
 def rotary_tables(frequencies: Tensor, num_positions: int) -> RotaryTables:
