@@ -22,17 +22,22 @@ class SchedulerConfig:
     enable_prefix_caching: bool = True
     watermark: float = 0.01
 
+    @property
+    def least_batched_tokens(self) -> int:
+        """The smallest token budget: decodes of all seats never keep a prefill from moving on."""
+        return self.max_num_seqs + self.block_size
+
     def __post_init__(self) -> None:
         if self.max_model_len > self.num_blocks * self.block_size:
             raise ValueError(
                 f"max_model_len {self.max_model_len} does not fit the pool of "
                 f"{self.num_blocks} blocks of {self.block_size} tokens"
             )
-        least = max(self.max_num_seqs, self.block_size)
-        if self.max_num_batched_tokens < least:
+        if self.max_num_batched_tokens < self.least_batched_tokens:
             raise ValueError(
-                f"max_num_batched_tokens {self.max_num_batched_tokens} is under {least}: every "
-                "running request decodes a token a step, and a prefill takes a block at least"
+                f"max_num_batched_tokens {self.max_num_batched_tokens} is under "
+                f"{self.least_batched_tokens}: a token for each of {self.max_num_seqs} running "
+                f"requests, and a block of {self.block_size} for a prefill beside them"
             )
         if not 0 <= self.watermark < 1:
             raise ValueError(f"watermark {self.watermark} is no share of the pool in [0, 1)")

@@ -21,7 +21,7 @@ def random_driver(chance: random.Random) -> Driver:
         block_size=size,
         max_model_len=min(64, num_blocks * size),
         max_num_seqs=seats,
-        max_num_batched_tokens=chance.randint(8, 40),
+        max_num_batched_tokens=seats + size + chance.randint(0, 30),
         enable_prefix_caching=chance.random() < 0.8,
         watermark=chance.choice([0.0, 0.05]),
     )

@@ -38,7 +38,7 @@ def test_a_token_reaches_the_report_of_the_very_next_step():
 
 
 def test_decodes_run_beside_prefills_in_one_step():
-    driver = Driver(max_num_batched_tokens=8)
+    driver = Driver(max_num_batched_tokens=8, max_num_seqs=4)
     driver.add(1, [1], max_tokens=20)
     driver.step()
     driver.add(2, list(range(1, 31)), max_tokens=2)
@@ -53,12 +53,26 @@ def test_decodes_run_beside_prefills_in_one_step():
 
 def test_a_chunked_prompt_gives_the_same_tokens():
     prompt = list(range(1, 50))
-    driver = Driver(max_num_batched_tokens=8)
+    driver = Driver(max_num_batched_tokens=8, max_num_seqs=4)
     driver.add(1, prompt, max_tokens=5)
 
     driver.run()
 
     assert driver.tokens[1] == oracle(prompt, 5)
+
+
+def test_a_prefill_moves_on_beside_decodes_in_every_other_seat():
+    driver = Driver(max_num_seqs=4, max_num_batched_tokens=8)
+    for request in range(3):
+        driver.add(request, [request + 1], max_tokens=30)
+    for _ in range(3):
+        driver.step()
+    driver.add(3, list(range(1, 21)), max_tokens=1)
+
+    for _ in range(4 + 1):
+        driver.step()
+
+    assert driver.tokens[3] == oracle(list(range(1, 21)), 1)
 
 
 def test_a_short_prompt_starts_beside_a_long_prefill():
@@ -157,7 +171,7 @@ def test_a_failed_row_ends_alone_and_its_blocks_are_never_found_again():
 @pytest.mark.parametrize("at_step", range(9))
 def test_a_dropped_request_holds_nothing_after_the_next_step(at_step: int):
     """Whether it waits, prefills in chunks, decodes, or has just ended."""
-    driver = Driver(max_num_batched_tokens=8)
+    driver = Driver(max_num_batched_tokens=8, max_num_seqs=4)
     driver.add(1, list(range(1, 30)), max_tokens=4)
     driver.add(2, [9, 9], max_tokens=12)
     for _ in range(at_step):
@@ -421,7 +435,7 @@ def test_same_arrivals_same_decisions():
     ("limits", "message"),
     [
         ({"max_model_len": 200}, "max_model_len 200 does not fit the pool of 32 blocks"),
-        ({"max_num_batched_tokens": 7}, "max_num_batched_tokens 7 is under 8"),
+        ({"max_num_batched_tokens": 11}, "max_num_batched_tokens 11 is under 12"),
         ({"watermark": 1.0}, "watermark 1.0 is no share"),
     ],
 )
