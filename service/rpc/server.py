@@ -36,9 +36,6 @@ OPTIONS: Sequence[tuple[str, Any]] = (
 )
 
 
-_FLUSH_S = 0.5  # what a status already decided has to reach its client
-
-
 class GrpcServer:
     """Serves a generator over gRPC, on the running loop.
 
@@ -89,14 +86,14 @@ class GrpcServer:
         if self._health is not None:
             await self._health.enter_graceful_shutdown()
         self._servicer.drain()
-        in_time = await self._servicer.join(grace_s)
-        # One call of gRPC's own stop: a second one while the first ends crashes the process
-        # (grpcio 1.85). It comes last, and with little grace, because watchers of health and
-        # users of reflection would hold it for all of that.
+        await self._servicer.join(grace_s)
+        # gRPC's own stop comes last, as watchers of health and users of reflection would hold it
+        # for all of a grace; and only once, as a second call while the first ends crashes the
+        # process (grpcio 1.85).
         async with self._stopping:
             server, self._server = self._server, None
             if server is not None:
-                await server.stop(_FLUSH_S if in_time else None)
+                await server.stop(None)
         await self._servicer.join()
 
     async def _bind(self, server: grpc.aio.Server) -> int:

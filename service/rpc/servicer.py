@@ -79,17 +79,18 @@ class GenerationServicer:
         for stream in self._sessions:
             stream.drain()
 
-    async def join(self, timeout_s: float | None = None) -> bool:
-        """Wait for `timeout_s` until every call has ended and cleaned up; whether they have."""
+    async def join(self, timeout_s: float | None = None) -> None:
+        """Wait for `timeout_s` until every call has cleaned up and its status is sent."""
         if self._calls:
             await asyncio.wait(self._calls, timeout=timeout_s)
-        return not self._calls
 
     async def _guard(self, context: Context, call: Callable[[], Awaitable[None]]) -> None:
         """Run `call`; tell what it raises as a status. Cancellation passes through."""
         task = asyncio.current_task()
         assert task is not None
         self._calls.add(task)
+        # Not in a finally: the task has the status yet to send when this returns.
+        task.add_done_callback(self._calls.discard)
         try:
             if self._is_draining:
                 raise EngineUnavailable("the server is stopping")
@@ -102,8 +103,6 @@ class GenerationServicer:
         except Exception:
             _log.exception("call_failed")
             await status.abort(context, status.internal_error())
-        finally:
-            self._calls.discard(task)
 
 
 async def _requests(encoded: AsyncIterator[bytes]) -> AsyncIterator[pb.SessionRequest]:

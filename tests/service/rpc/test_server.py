@@ -237,6 +237,45 @@ async def test_stop_waits_for_cleanup(generator, serve, request_of, monkeypatch)
         assert cleaned.is_set()
 
 
+async def test_stop_waits_for_the_cleanup_of_what_it_cancels(
+    generator, serve, request_of, monkeypatch
+):
+    entered, cleaned = asyncio.Event(), asyncio.Event()
+
+    async def submit(request):
+        entered.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.2)
+            cleaned.set()
+
+    monkeypatch.setattr(generator, "submit", submit)
+    async with serve() as served:
+        call = served.stub.Generate(request_of("a"))
+        await entered.wait()
+        await served.server.stop(0.05)
+
+        assert cleaned.is_set()
+        assert await call.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_calls_that_end_in_time_keep_their_status(generator, serve, request_of):
+    names = [str(number) for number in range(50)]
+    async with serve() as served:
+        calls = [served.stub.Generate(request_of(name)) for name in names]
+        await asyncio.gather(*(call.read() for call in calls))
+        stopping = asyncio.create_task(served.server.stop(10))
+        for name in names:
+            generator.generations[name].say("x")
+        for call in calls:
+            assert kinds(await events_until(call, 4))[-1] == "finished"
+        codes = [await call.code() for call in calls]
+        await stopping
+
+    assert set(codes) == {grpc.StatusCode.OK}
+
+
 async def test_a_watcher_of_health_does_not_hold_the_server(serve):
     async with serve() as served:
         watch = health_pb2_grpc.HealthStub(served.channel).Watch(

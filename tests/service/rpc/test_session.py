@@ -461,6 +461,14 @@ async def test_a_drain_ends_an_idle_session_at_once(generator):
             await task
 
 
+async def test_a_session_drained_before_it_runs_ends_at_once(generator):
+    client = Client()
+    session = Session(generator, client.actions(), client.write)
+    session.drain()
+    with pytest.raises(EngineUnavailable):
+        await session.run()
+
+
 async def test_a_drain_after_half_close_is_an_ordinary_end(generator, submit_of):
     async with open_session(generator) as (session, client, task):
         client.send(submit_of("a"))
