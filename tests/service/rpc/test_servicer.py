@@ -1,0 +1,49 @@
+"""The boundary between gRPC and the calls, with a context under the test's control."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import pytest
+from structlog.testing import capture_logs
+
+from cadenza.service.rpc.servicer import GenerationServicer
+
+
+class GoneClient:
+    """A context whose client has left, before gRPC has cancelled the call."""
+
+    def __init__(self) -> None:
+        self.aborts: list[object] = []
+
+    async def write(self, message: object) -> None:
+        raise grpc.aio.InternalError
+
+    async def abort(self, *arguments: object) -> None:
+        self.aborts.append(arguments)
+
+
+async def test_a_write_to_a_client_that_is_gone_ends_as_a_cancel(generator, request_of):
+    context = GoneClient()
+    request = request_of("a").SerializeToString()
+    with capture_logs() as logs, pytest.raises(asyncio.CancelledError):
+        await GenerationServicer(generator).generate(request, context)
+
+    assert generator.generations["a"].cancelled.is_set()
+    assert logs == []
+    assert context.aborts == []
+
+
+async def test_a_session_with_a_client_that_is_gone_ends_as_a_cancel(generator, submit_of):
+    async def actions():
+        yield submit_of("a").SerializeToString()
+        await asyncio.Event().wait()
+
+    context = GoneClient()
+    with capture_logs() as logs, pytest.raises(asyncio.CancelledError):
+        await GenerationServicer(generator).session(actions(), context)
+
+    assert generator.generations["a"].cancelled.is_set()
+    assert logs == []
+    assert context.aborts == []
