@@ -45,6 +45,7 @@ def _paged_decode_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    WIDEN: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1).to(tl.int64)
@@ -59,6 +60,8 @@ def _paged_decode_kernel(
     q = tl.load(
         q_ptr + token * stride_qt + heads[:, None] * stride_qh + d[None, :], mask=q_mask, other=0.0
     )  # [BLOCK_M, BLOCK_D]
+    if WIDEN:
+        q = q.to(tl.float32)
 
     largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
@@ -77,13 +80,16 @@ def _paged_decode_kernel(
         kv_mask = seen[:, None] & (d < HEAD_DIM)[None, :]
         k_ptrs = cache_ptr + key[:, None] + d[None, :]  # [BLOCK_N, BLOCK_D]
         k = tl.load(k_ptrs, mask=kv_mask, other=0.0)
+        v = tl.load(k_ptrs + stride_cs, mask=kv_mask, other=0.0)
+        if WIDEN:
+            k = k.to(tl.float32)
+            v = v.to(tl.float32)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale  # [BLOCK_M, BLOCK_N]
         scores = tl.where(seen[None, :], scores, float("-inf"))
         new_largest = tl.maximum(largest, tl.max(scores, 1))
         shrink = tl.exp(largest - new_largest)
         weights = tl.exp(scores - new_largest[:, None])
         total = total * shrink + tl.sum(weights, 1)
-        v = tl.load(k_ptrs + stride_cs, mask=kv_mask, other=0.0)
         acc = acc * shrink[:, None]
         acc += tl.dot(weights.to(v.dtype), v, input_precision="ieee")
         largest = new_largest
@@ -126,6 +132,8 @@ def paged_decode(
         BLOCK_M=max(_LEAST_BLOCK, triton.next_power_of_2(group)),
         BLOCK_D=max(_LEAST_BLOCK, triton.next_power_of_2(head_dim)),
         BLOCK_N=_BLOCK_N,
+        # Triton's interpreter keeps bf16 as integers and multiplies those
+        WIDEN=triton.knobs.runtime.interpret and queries.dtype == torch.bfloat16,
     )
 
 
