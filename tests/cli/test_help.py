@@ -1,0 +1,56 @@
+"""Help: every flag explains itself, and asking is no failure."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+
+import pytest
+
+from cadenza.cli.main import app, main
+from cadenza.cli.options import ServeOptions
+
+FIELDS = [field.name for field in dataclasses.fields(ServeOptions)]
+
+
+def output_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """What the command prints on its way to status 0."""
+    with pytest.raises(SystemExit) as left:
+        main(arguments)
+    assert left.value.code == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_the_command_names_its_subcommands(capsys: pytest.CaptureFixture[str], flag: str):
+    assert "serve" in output_of(capsys, flag)
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_the_help_shows_every_flag(capsys: pytest.CaptureFixture[str], field: str):
+    assert f"--{field.replace('_', '-')}" in output_of(capsys, "serve", "--help")
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_every_flag_says_what_it_does(field: str):
+    arguments = app["serve"].assemble_argument_collection(parse_docstring=True)
+    (argument,) = [one for one in arguments if one.name == f"--{field.replace('_', '-')}"]
+
+    assert argument.parameter.help == description(field)
+    assert len(argument.parameter.help) > len(field)
+    assert argument.parameter.help.endswith(".")
+
+
+def description(field: str) -> str:
+    """The text under the field in the source."""
+    (body,) = (
+        node.body
+        for node in ast.walk(ast.parse(inspect.getsource(ServeOptions)))
+        if isinstance(node, ast.ClassDef)
+    )
+    names = [getattr(getattr(node, "target", None), "id", None) for node in body]
+    text = body[names.index(field) + 1]
+    assert isinstance(text, ast.Expr), f"{field} has no description"
+    assert isinstance(text.value, ast.Constant)
+    return " ".join(str(text.value.value).split())

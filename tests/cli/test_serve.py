@@ -1,0 +1,239 @@
+"""`cadenza serve` from its flags to what the front and the engine are told. Nothing is started."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cadenza.checkpoints.locate import locate
+from cadenza.cli import serve
+from cadenza.cli.main import main
+from cadenza.service.front import Addresses, FrontConfig
+from cadenza.wire.messages import EngineConfig, Ready
+
+READY = Ready(
+    max_model_len=2048,
+    vocab_size=100,
+    eos_token_ids=(0,),
+    num_blocks=512,
+    block_size=16,
+    max_num_seqs=64,
+    max_num_batched_tokens=256,
+    device="cpu",
+    dtype="bfloat16",
+    load_s=2.345,
+)
+
+
+class FrontStub:
+    """In place of the front: keeps its configuration, and ends as it is told to."""
+
+    configs: list[FrontConfig]
+    is_ready = True
+    ends: str | OSError | None = None
+
+    def __init__(self, config: FrontConfig, *_: object, on_ready: Callable[..., None], **__: Any):
+        self.configs.append(config)
+        self._on_ready = on_ready
+
+    async def run(self) -> str | None:
+        if self.is_ready:
+            self._on_ready(READY, Addresses("127.0.0.1", 8123, 50123))
+        if isinstance(self.ends, OSError):
+            raise self.ends
+        return self.ends
+
+
+@pytest.fixture
+def stub(monkeypatch: pytest.MonkeyPatch) -> type[FrontStub]:
+    """The stub that this test's `cadenza serve` runs."""
+
+    class Stub(FrontStub):
+        configs: list[FrontConfig] = []  # noqa: RUF012 - one class a test
+
+    monkeypatch.setattr(serve, "Front", Stub)
+    monkeypatch.setattr(serve, "start_engine", lambda: None)
+    monkeypatch.setattr(serve, "load_tokenizer", lambda path: None)
+    monkeypatch.setattr(serve, "configure_logging", lambda level: None)
+    return Stub
+
+
+def status_of(*arguments: str) -> int:
+    """The exit status of the whole command."""
+    with pytest.raises(SystemExit) as left:
+        main(arguments)
+    assert isinstance(left.value.code, int)
+    return left.value.code
+
+
+def config_of(stub: type[FrontStub], *flags: str) -> FrontConfig:
+    assert status_of("serve", "demo", *flags) == 0
+    return stub.configs[-1]
+
+
+FRONT_FLAGS: list[tuple[list[str], str, Any]] = [
+    (["--host", "::1"], "host", "::1"),
+    (["--host", "localhost"], "host", "localhost"),
+    (["--host", "0.0.0.0", "--allow-unauthenticated"], "host", "0.0.0.0"),
+    (["--port", "1234"], "port", 1234),
+    (["--grpc-port", "0"], "grpc_port", 0),
+    (["--served-model-name", "a", "--served-model-name", "b"], "model_names", ("a", "b")),
+    (["--shutdown-timeout", "1.5"], "shutdown_timeout_s", 1.5),
+]
+
+ENGINE_FLAGS: list[tuple[list[str], str, Any]] = [
+    (["--device", "cpu"], "device", "cpu"),
+    (["--dtype", "float32"], "dtype", "float32"),
+    (["--max-model-len", "512"], "max_model_len", 512),
+    (["--threads", "1"], "threads", 1),
+    (["--block-size", "32"], "block_size", 32),
+    (["--num-gpu-blocks-override", "9"], "num_blocks", 9),
+    (["--num-blocks", "9"], "num_blocks", 9),
+    (["--kv-cache-memory-bytes", "4096"], "kv_cache_bytes", 4096),
+    (["--max-num-seqs", "3"], "max_num_seqs", 3),
+    (["--max-num-batched-tokens", "77"], "max_num_batched_tokens", 77),
+    (["--no-enable-prefix-caching"], "enable_prefix_caching", False),
+    (["--watermark", "0.25"], "watermark", 0.25),
+    (["--log-level", "error"], "log_level", "error"),
+    (["--policy", "reserve_blocks=none"], "profile", {"reserve_blocks": "none"}),
+    (
+        ["--policy", "reserve_blocks=none", "--policy", "order_admissions=fcfs"],
+        "profile",
+        {"reserve_blocks": "none", "order_admissions": "fcfs"},
+    ),
+]
+
+
+@pytest.mark.parametrize(("flags", "field", "value"), FRONT_FLAGS)
+def test_a_flag_reaches_the_front(stub, flags: list[str], field: str, value: Any):
+    assert getattr(config_of(stub, *flags), field) == value
+
+
+@pytest.mark.parametrize(("flags", "field", "value"), ENGINE_FLAGS)
+def test_a_flag_reaches_the_engine(stub, flags: list[str], field: str, value: Any):
+    assert getattr(config_of(stub, *flags).engine, field) == value
+
+
+def test_a_flag_reaches_the_limits(stub):
+    assert config_of(stub, "--max-num-queued-reqs", "5").limits.max_queued == 5
+
+
+def test_without_flags_front_and_engine_keep_their_own_defaults(stub):
+    config = config_of(stub)
+    plain = EngineConfig(
+        model=str(locate("demo").path), log_level="warning", log_json=config.engine.log_json
+    )
+
+    assert config.engine == plain
+    assert (config.host, config.port, config.grpc_port) == ("127.0.0.1", 8000, 50051)
+    defaults = {field.name: field for field in dataclasses.fields(FrontConfig)}
+    assert config.shutdown_timeout_s == defaults["shutdown_timeout_s"].default
+
+
+def test_the_model_is_served_under_its_own_name_unless_another_is_given(stub):
+    assert config_of(stub).model_names == ("SmolLM2-135M-Instruct",)
+
+
+def test_the_model_may_be_left_out(stub):
+    assert status_of("serve") == 0
+    assert stub.configs[-1].engine.model == str(locate("demo").path)
+
+
+WRONG_USES: list[tuple[list[str], str]] = [
+    (["serve", "demo", "--bogus"], "--bogus"),
+    (["serve", "demo", "more"], "more"),
+    (["serve", "demo", "--port", "many"], "many"),
+    (["serve", "demo", "--dtype", "int1"], "int1"),
+    (["serve", "demo", "--policy", "reserve_blocks"], "HOOK=POLICY"),
+    (["serve", "demo", "--policy", "=none"], "HOOK=POLICY"),
+    (["serve", "demo", "--policy", "reserve_blocks="], "HOOK=POLICY"),
+    (["serve", "demo", "--policy", "no_hook=fcfs"], "no_hook"),
+    (["serve", "demo", "--policy", "order_admissions=lifo"], "lifo"),
+    (["serve", "demo", "--policy", "order_admissions=newest"], "newest"),
+    (["serve", "demo", "--host", "0.0.0.0"], "--allow-unauthenticated"),
+    (["serve", "demo", "--host", "::"], "--allow-unauthenticated"),
+    (["serve", "demo", "--host", "example.org"], "--allow-unauthenticated"),
+    (["serve", "/no/such.gguf"], "/no/such.gguf"),
+    (["serve", "no-such-folder"], "no-such-folder"),
+    (["bogus"], "bogus"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "word"), WRONG_USES)
+def test_a_wrong_use_is_one_line_and_status_2(
+    stub, capsys: pytest.CaptureFixture[str], arguments: list[str], word: str
+):
+    assert status_of(*arguments) == 2
+
+    said = capsys.readouterr()
+    assert said.err.startswith("cadenza: ")
+    assert said.err.count("\n") == 1
+    assert word in said.err
+    assert not stub.configs, "it went on all the same"
+
+
+def test_a_file_that_is_no_model_is_a_wrong_use(
+    stub, capsys: pytest.CaptureFixture[str], tmp_path: Path
+):
+    file = tmp_path / "model.bin"
+    file.write_bytes(b"")
+
+    assert status_of("serve", str(file)) == 2
+    assert "model.bin" in capsys.readouterr().err
+
+
+def test_leaving_after_a_signal_is_success(stub, capsys: pytest.CaptureFixture[str]):
+    assert status_of("serve", "demo") == 0
+
+    said = capsys.readouterr()
+    assert said.out.startswith("Loading SmolLM2-135M-Instruct\n")
+    assert "is ready" in said.out
+    assert not said.err
+
+
+def test_an_engine_lost_while_serving_is_status_1(stub, capsys: pytest.CaptureFixture[str]):
+    stub.ends = "The engine process is gone."
+
+    assert status_of("serve", "demo") == 1
+    assert capsys.readouterr().err == "cadenza: The engine process is gone.\n"
+
+
+def test_an_engine_lost_while_loading_is_status_2(stub, capsys: pytest.CaptureFixture[str]):
+    stub.is_ready, stub.ends = False, "block_size is 3, not a power of two."
+
+    assert status_of("serve", "demo") == 2
+    assert capsys.readouterr().err == "cadenza: block_size is 3, not a power of two.\n"
+
+
+def test_a_port_that_cannot_be_bound_is_status_2(stub, capsys: pytest.CaptureFixture[str]):
+    stub.is_ready, stub.ends = False, OSError("HTTP cannot listen on 127.0.0.1:1: no")
+
+    assert status_of("serve", "demo") == 2
+    assert capsys.readouterr().err == "cadenza: HTTP cannot listen on 127.0.0.1:1: no\n"
+
+
+def test_the_banner_tells_figures_addresses_and_what_to_try():
+    lines = serve.banner("tiny", READY, Addresses("127.0.0.1", 8123, 50123)).splitlines()
+
+    assert lines == [
+        "tiny is ready after 2.3 s: bfloat16 on cpu, 512 blocks of 16 tokens, 64 seats, "
+        "256 tokens a step.",
+        "HTTP http://127.0.0.1:8123/v1    gRPC 127.0.0.1:50123",
+        "Try:",
+        "  curl -N http://127.0.0.1:8123/v1/chat/completions "
+        "-H 'content-type: application/json' \\",
+        '    -d \'{"model": "tiny", "stream": true, "messages": [{"role": "user", '
+        '"content": "What is the capital of France?"}]}\'',
+        "Stop with Ctrl-C.",
+    ]
+
+
+def test_the_banner_brackets_an_ipv6_address():
+    text = serve.banner("tiny", READY, Addresses("::1", 8123, 50123))
+
+    assert "http://[::1]:8123/v1" in text
+    assert "gRPC [::1]:50123" in text
