@@ -1,0 +1,112 @@
+"""The wheel against the tree, and the command as it is installed from that wheel."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tomllib
+import zipfile
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+HEAVY = {"torch", "transformers", "numpy", "grpc", "starlette", "asyncio"}
+
+
+def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def tracked() -> list[PurePosixPath]:
+    """The files of the working tree that git tracks; those just deleted are left out."""
+    listed = run("git", "ls-files", "-z", cwd=ROOT).stdout.split("\0")
+    return [PurePosixPath(name) for name in listed if name and (ROOT / name).exists()]
+
+
+def setuptools_table() -> dict[str, object]:
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        return tomllib.load(file)["tool"]["setuptools"]
+
+
+def installed_name(file: PurePosixPath) -> PurePosixPath | None:
+    """Where the wheel must have a file of the tree; None if it is in no package."""
+    for package, folder in setuptools_table()["package-dir"].items():
+        if file.is_relative_to(folder):
+            return PurePosixPath(*package.split(".")) / file.relative_to(folder)
+    return None
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built offline from a copy of the tracked files, so that no leftovers get in."""
+    copy, out = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("wheel")
+    for file in tracked():
+        (copy / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / file, copy / file)
+    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check")
+    run(*pip, "wheel", "--no-deps", "--no-index", "--no-build-isolation", "-w", out, ".", cwd=copy)
+    (built,) = out.iterdir()
+    return built
+
+
+def test_the_wheel_holds_the_packages_and_nothing_else(wheel: Path):
+    with zipfile.ZipFile(wheel) as archive:
+        files = {PurePosixPath(name) for name in archive.namelist() if not name.endswith("/")}
+    held = {file for file in files if not file.parts[0].endswith(".dist-info")}
+
+    assert held == {name for file in tracked() if (name := installed_name(file))}
+
+
+def test_every_folder_with_code_is_a_listed_package():
+    folders = {
+        name.parent for file in tracked() if file.suffix == ".py" and (name := installed_name(file))
+    }
+
+    assert {".".join(folder.parts) for folder in folders} == set(setuptools_table()["packages"])
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A fresh environment's python, with the wheel and with the dependencies of this one."""
+    venv = tmp_path_factory.mktemp("venv")
+    run(sys.executable, "-m", "venv", "--without-pip", venv, cwd=ROOT)
+    python = venv / "bin" / "python"
+    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", f"--python={python}")
+    run(*pip, "install", "--no-deps", "--no-index", wheel, cwd=venv)
+    site = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=venv)
+    dependencies = Path(sysconfig.get_path("purelib"))
+    # Appended to the path only: this environment's own .pth files, our editable install among
+    # them, are not read.
+    Path(site.stdout.strip(), "dependencies.pth").write_text(f"{dependencies}\n")
+    return python
+
+
+def test_the_installed_command_helps(installed: Path):
+    done = run(installed.parent / "cadenza", "--help", cwd=installed.parent)
+
+    assert "serve" in done.stdout
+
+
+def test_everything_installed_comes_from_the_wheel(installed: Path):
+    code = "import cadenza.service.front, cadenza.v1.generation_pb2 as v1; print(v1.__file__)"
+
+    done = run(installed, "-P", "-c", code, cwd=ROOT)
+
+    assert Path(done.stdout.strip()).is_relative_to(installed.parents[1])
+
+
+def test_help_imports_nothing_heavy(installed: Path):
+    code = (
+        "import sys, cadenza.cli.main as m\ntry: m.main(['--help'])\nfinally: print(*sys.modules)"
+    )
+
+    done = run(installed, "-P", "-c", code, cwd=installed.parent)
+
+    imported = set(done.stdout.splitlines()[-1].split())
+    assert "cyclopts" in imported
+    assert not imported & HEAVY
