@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
 from cadenza.checkpoints.errors import CheckpointError
 from cadenza.checkpoints.ggml_types import GGML_TYPES
 
@@ -98,7 +99,7 @@ class _Cursor:
 
     def __init__(self, path: Path, mapped: npt.NDArray[np.uint8]) -> None:
         self.path = path
-        self.buffer = memoryview(mapped)
+        self.buffer = mapped.data
         self.size = len(mapped)
         self.offset = 0
 

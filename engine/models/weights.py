@@ -17,6 +17,26 @@ from cadenza.engine.models.config import ModelConfig
 ProgressCallback = Callable[[str, int, int], None]  # stage, done, total (0: not countable)
 
 
+_GGUF_NAMES = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+    "rope_factors": "rope_freqs.weight",
+}
+_GGUF_LAYER_NAMES = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.weight")
+
+
 class WeightSource(Protocol):
     """Weights under transformers' names."""
 
@@ -77,25 +97,6 @@ class FolderWeights:
 class GgufWeights:
     """The tensors of a GGUF file, dequantised one at a time."""
 
-    _NAMES = {
-        "model.embed_tokens.weight": "token_embd.weight",
-        "model.norm.weight": "output_norm.weight",
-        "lm_head.weight": "output.weight",
-        "rope_factors": "rope_freqs.weight",
-    }
-    _LAYER_NAMES = {
-        "input_layernorm": "attn_norm",
-        "self_attn.q_proj": "attn_q",
-        "self_attn.k_proj": "attn_k",
-        "self_attn.v_proj": "attn_v",
-        "self_attn.o_proj": "attn_output",
-        "post_attention_layernorm": "ffn_norm",
-        "mlp.gate_proj": "ffn_gate",
-        "mlp.up_proj": "ffn_up",
-        "mlp.down_proj": "ffn_down",
-    }
-    _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.weight")
-
     def __init__(self, file: GgufFile, config: ModelConfig) -> None:
         self._file = file
         self._heads = {
@@ -110,9 +111,9 @@ class GgufWeights:
         return weight
 
     def find(self, name: str, shape: tuple[int, ...]) -> Tensor | None:
-        layer = self._LAYER.fullmatch(name)
-        stored = f"blk.{layer[1]}.{self._LAYER_NAMES[layer[2]]}.weight" if layer else None
-        stored = stored or self._NAMES[name]
+        layer = _LAYER.fullmatch(name)
+        stored = f"blk.{layer[1]}.{_GGUF_LAYER_NAMES[layer[2]]}.weight" if layer else None
+        stored = stored or _GGUF_NAMES[name]
         info = self._file.tensors.get(stored)
         if info is None:
             return None

@@ -30,7 +30,7 @@ _reorder = torch.ops.mkldnn._reorder_linear_weight
 @cache
 def is_supported(dtype: torch.dtype) -> bool:
     """Tell whether this build and machine multiply packed weights of `dtype`."""
-    if dtype not in (torch.float32, torch.bfloat16) or not torch.backends.mkldnn.is_available():
+    if dtype not in (torch.float32, torch.bfloat16):
         return False
     try:
         _multiply(torch.zeros(2, 16, dtype=dtype), _reorder(torch.zeros(16, 16, dtype=dtype), None))
@@ -47,7 +47,7 @@ class PackedWeight:
         self._shape = (weight.shape[0], weight.shape[1])
         key = (*self._shape, weight.dtype)
         if key not in _checked:
-            _checked[key] = _equal_row_counts(self._packed, self._shape, weight.dtype)
+            _checked[key] = _equal_row_counts(self, weight)
         self._row_counts = _checked[key]
 
     @property
@@ -58,6 +58,10 @@ class PackedWeight:
     def row_counts(self) -> tuple[int, ...]:
         """The numbers of rows that one library call may get, ascending."""
         return self._row_counts
+
+    def product(self, x: Tensor) -> Tensor:
+        """Multiply in one library call, whatever the number of rows."""
+        return _multiply(x, self._packed)
 
     def multiply(self, x: Tensor) -> Tensor:
         most = self._row_counts[-1]
@@ -73,7 +77,7 @@ class PackedWeight:
         count = next(count for count in self._row_counts if count >= rows)
         if count != rows:
             x = torch.nn.functional.pad(x, (0, 0, 0, count - rows))
-        return _multiply(x.contiguous(), self._packed)[:rows]
+        return self.product(x.contiguous())[:rows]
 
 
 def _multiply(x: Tensor, packed: Tensor) -> Tensor:
@@ -81,18 +85,17 @@ def _multiply(x: Tensor, packed: Tensor) -> Tensor:
     return product
 
 
-def _equal_row_counts(
-    packed: Tensor, shape: tuple[int, int], dtype: torch.dtype
-) -> tuple[int, ...]:
+def _equal_row_counts(packed: PackedWeight, weight: Tensor) -> tuple[int, ...]:
     """Return the row counts whose products are bit-equal to those of 16-row tiles."""
-    x = torch.randn(_CHECK_ROWS, shape[1], generator=torch.Generator().manual_seed(0)).to(dtype)
-    tiles = torch.cat([_multiply(tile, packed) for tile in x.split(TILE_ROWS)])
-    needed = max(1, _CHECK_VALUES // shape[0])
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(_CHECK_ROWS, weight.shape[1], generator=generator).to(weight.dtype)
+    tiles = torch.cat([packed.product(tile) for tile in x.view(-1, TILE_ROWS, x.shape[1])])
+    needed = max(1, _CHECK_VALUES // weight.shape[0])
 
     def is_equal(count: int) -> bool:
         starts = range(0, min(_CHECK_ROWS, max(needed, count)) - count + 1, count)
         return all(
-            torch.equal(_multiply(x[i : i + count], packed), tiles[i : i + count]) for i in starts
+            torch.equal(packed.product(x[i : i + count]), tiles[i : i + count]) for i in starts
         )
 
     return tuple(count for count in _ROW_COUNTS if count == TILE_ROWS or is_equal(count))

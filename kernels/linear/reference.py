@@ -16,7 +16,7 @@ TILE_ROWS = 16
 def linear_reference(x: Tensor, weight: Tensor) -> Tensor:
     """Return x @ weight.T for x [rows, in_features] and weight [out_features, in_features]."""
     rows = x.shape[0]
-    padded = x.new_zeros(-(-rows // TILE_ROWS) * TILE_ROWS, x.shape[1])
-    padded[:rows] = x
-    tiles = [tile @ weight.t() for tile in padded.split(TILE_ROWS)]
+    padded = x.new_zeros(-(-rows // TILE_ROWS), TILE_ROWS, x.shape[1])
+    padded.view(-1, x.shape[1])[:rows] = x
+    tiles = [tile @ weight.t() for tile in padded]
     return torch.cat(tiles)[:rows] if tiles else x.new_empty(0, weight.shape[0])

@@ -61,12 +61,12 @@ class AttentionLayout:
 class _Piece(NamedTuple):
     row: int
     token: int  # index of its first token
-    count: int  # real positions
+    num_real: int  # positions; the rest up to the length is padding
     position: int  # of its first token, in the row's sequence
 
     @property
     def num_keys(self) -> int:
-        return self.position + self.count
+        return self.position + self.num_real
 
     @property
     def num_tiles(self) -> int:
@@ -102,7 +102,7 @@ def plan_attention(
         for piece in _cut(
             row, int(first_tokens[row]), int(num_context[row]), int(num_new[row]), lengths[-1]
         ):
-            by_length[next(n for n in lengths if n >= piece.count)].append(piece)
+            by_length[next(n for n in lengths if n >= piece.num_real)].append(piece)
     return AttentionLayout(
         batches=tuple(
             _lay_out(batch, length, block_tables, block_size, group, device)

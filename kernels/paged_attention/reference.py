@@ -48,7 +48,8 @@ def _query_rows(
     taken = queries.index_select(0, batch.queries)
     taken = taken.view(batch.num_pieces, batch.length, kv_heads, group, head_dim)
     real = rows[:, :, : batch.length * group]
-    real.unflatten(2, (batch.length, group)).copy_(taken.permute(2, 0, 1, 3, 4))
+    real = real.view(kv_heads, batch.num_pieces, batch.length, group, head_dim)
+    real.copy_(taken.permute(2, 0, 1, 3, 4))
     return rows.mul_(scale)
 
 
@@ -101,5 +102,6 @@ def _token_rows(attended: Tensor, batch: PieceBatch, heads: int) -> Tensor:
     """[kv_heads, pieces, query rows, head_dim] -> [pieces * length, heads, head_dim]."""
     kv_heads, pieces, _, head_dim = attended.shape
     group = heads // kv_heads
-    real = attended[:, :, : batch.length * group].unflatten(2, (batch.length, group))
+    real = attended[:, :, : batch.length * group]
+    real = real.view(kv_heads, pieces, batch.length, group, head_dim)
     return real.permute(1, 2, 0, 3, 4).reshape(pieces * batch.length, heads, head_dim)

@@ -10,8 +10,8 @@ Source: https://arxiv.org/abs/2205.14135 (algorithm 1)
 from __future__ import annotations
 
 import torch
-import triton
-import triton.language as tl
+import triton  # type: ignore[import-untyped]
+import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
 from cadenza.kernels.paged_attention.layout import DecodeRows
@@ -21,8 +21,8 @@ _LEAST_BLOCK = 16  # what a matrix instruction takes at least, in each dimension
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
-@triton.jit
-def _paged_decode_kernel(
+@triton.jit  # type: ignore[untyped-decorator]
+def _paged_decode_kernel(  # type: ignore[no-untyped-def]
     q_ptr,
     cache_ptr,
     tables_ptr,
