@@ -1,0 +1,198 @@
+"""The scheduler once more, as plainly as possible: lists, loops, and no columns.
+
+Written from the rules, not from the code, to disagree with the columnar scheduler wherever one of
+them is wrong. Policies: first come first served, newest victim, no reservation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(eq=False)
+class Block:
+    key: tuple[int, ...] | None = None  # every token up to the block's end, once published
+    references: int = 1
+
+
+@dataclass(eq=False)
+class Row:
+    request: int
+    tokens: list[int]
+    prompt: int
+    max_tokens: int
+    computed: int = 0
+    published: int = 0
+    blocks: list[Block] = field(default_factory=list)
+
+    @property
+    def remaining(self) -> int:
+        return len(self.tokens) - self.computed
+
+
+class NaiveScheduler:
+    def __init__(
+        self, num_blocks: int, size: int, longest: int, seats: int, budget: int, keep: int
+    ):
+        self.size, self.longest, self.seats, self.budget, self.keep = (
+            size,
+            longest,
+            seats,
+            budget,
+            keep,
+        )
+        self.free = num_blocks
+        self.cached: list[Block] = []  # oldest release first
+        self.index: dict[tuple[int, ...], Block] = {}
+        self.waiting: list[Row] = []  # by arrival
+        self.running: list[Row] = []  # by admission
+        self.arrivals: list[Row] = []
+        self.leaving: list[int] = []
+        self.planned: list[tuple[Row, int]] = []
+        self.admitted: list[tuple[int, int]] = []
+        self.preempted: list[int] = []
+
+    def add(self, request: int, prompt: list[int], max_tokens: int) -> None:
+        row = Row(request, list(prompt), len(prompt), max_tokens)
+        self.waiting.append(row)
+        self.arrivals.append(row)
+
+    def step(self, sampled: dict[int, int]) -> list[tuple[int, int]]:
+        """Apply what the last plan sampled; the new plan as (request, tokens to compute)."""
+        self.reap(sampled)
+        self.admitted, self.preempted = [], []
+        needed = sum(self.grows(row) for row in self.running)
+        if needed > self.available():
+            self.preempt()
+            prefills = self.grow_and_find_prefills()
+        else:
+            prefills = self.grow_and_find_prefills()
+            self.admit(prefills)
+        decodes = [row for row in self.running if row not in prefills]
+        shares = self.share(prefills, self.budget - len(decodes))
+        self.planned = [(row, 1) for row in decodes]
+        self.planned += [(row, shares[row]) for row in prefills if shares[row]]
+        return [(row.request, count) for row, count in self.planned]
+
+    def reap(self, sampled: dict[int, int]) -> None:
+        for row, count in self.planned:
+            row.computed += count
+            if row.request in sampled:
+                row.tokens.append(sampled[row.request])
+        for row, _ in self.planned:
+            while (row.published + 1) * self.size <= row.computed:
+                end = (row.published + 1) * self.size
+                self.publish(row.blocks[row.published], tuple(row.tokens[:end]))
+                row.published += 1
+        for row, _ in self.planned:
+            generated = len(row.tokens) - row.prompt
+            if generated >= row.max_tokens or len(row.tokens) >= self.longest:
+                self.remove(row)
+        for request in self.leaving:
+            for row in [*self.running, *self.waiting]:
+                if row.request == request:
+                    self.remove(row)
+        self.leaving = []
+
+    def admit(self, prefills: list[Row]) -> None:
+        for row in list(self.waiting):
+            decodes = len(self.running) - len(prefills)
+            room = (self.budget - decodes) // (len(prefills) + 1)
+            if len(self.running) == self.seats or room < self.size:
+                return
+            hits: list[Block] = []
+            while (len(hits) + 1) * self.size < len(row.tokens):
+                found = self.index.get(tuple(row.tokens[: (len(hits) + 1) * self.size]))
+                if found is None:
+                    break
+                hits.append(found)
+            for block in hits:
+                self.hold(block)
+            fresh = -(-len(row.tokens) // self.size) - len(hits)
+            if self.available() - fresh < (self.keep if self.running else 0):
+                self.release(hits)
+                return
+            row.blocks = hits + [self.take() for _ in range(fresh)]
+            row.computed, row.published = len(hits) * self.size, len(hits)
+            self.waiting.remove(row)
+            self.running.append(row)
+            prefills.append(row)
+            self.admitted.append((row.request, row.computed))
+
+    def preempt(self) -> None:
+        oldest = min(self.running, key=self.arrivals.index)
+        order = [row for row in reversed(self.running) if row is not oldest] + [oldest]
+        victims: list[Row] = []
+        for row in order:
+            victims.append(row)
+            if self.enough(victims):
+                break
+        for row in reversed(victims[:-1]):
+            fewer = [other for other in victims if other is not row]
+            if self.enough(fewer):
+                victims = fewer
+        for row in victims:
+            self.running.remove(row)
+            self.release(row.blocks)
+            row.blocks, row.computed, row.published = [], 0, 0
+            self.waiting = sorted([*self.waiting, row], key=self.arrivals.index)
+            self.preempted.append(row.request)
+
+    def enough(self, victims: list[Row]) -> bool:
+        stay = [row for row in self.running if row not in victims]
+        held = {block for row in stay for block in row.blocks}
+        freed = {block for row in victims for block in row.blocks} - held
+        return self.available() + len(freed) >= sum(self.grows(row) for row in stay)
+
+    def grows(self, row: Row) -> int:
+        return int(len(row.tokens) > len(row.blocks) * self.size)
+
+    def grow_and_find_prefills(self) -> list[Row]:
+        for row in self.running:
+            if self.grows(row):
+                row.blocks.append(self.take())
+        return [row for row in self.running if row.remaining > 1]
+
+    def share(self, rows: list[Row], budget: int) -> dict[Row, int]:
+        """A token each, in turn, until nobody wants more or none are left."""
+        shares = dict.fromkeys(rows, 0)
+        while budget and any(shares[row] < row.remaining for row in rows):
+            for row in rows:
+                if budget and shares[row] < row.remaining:
+                    shares[row] += 1
+                    budget -= 1
+        return shares
+
+    def remove(self, row: Row) -> None:
+        self.release(row.blocks)
+        for rows in (self.running, self.waiting):
+            if row in rows:
+                rows.remove(row)
+
+    def available(self) -> int:
+        return self.free + len(self.cached)
+
+    def take(self) -> Block:
+        if self.free:
+            self.free -= 1
+        else:
+            del self.index[self.cached.pop(0).key]  # type: ignore[arg-type]
+        return Block()
+
+    def hold(self, block: Block) -> None:
+        if block.references == 0:
+            self.cached.remove(block)
+        block.references += 1
+
+    def release(self, blocks: list[Block]) -> None:
+        for block in reversed(blocks):
+            block.references -= 1
+            if block.references == 0 and block.key is None:
+                self.free += 1
+            elif block.references == 0:
+                self.cached.append(block)
+
+    def publish(self, block: Block, key: tuple[int, ...]) -> None:
+        if key not in self.index:
+            self.index[key] = block
+            block.key = key

@@ -1,0 +1,72 @@
+"""The columnar scheduler and the naive one agree on every decision of thousands of small cases."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from cadenza.policies.profile import Profile
+from cadenza.testing import Driver
+from tests.scheduler.naive import NaiveScheduler
+
+CASES = 1000
+GROUPS = 8
+
+
+def agree(seed: int) -> tuple[int, int]:
+    """Run one random case on both; returns its steps and preemptions."""
+    chance = random.Random(seed)
+    size = chance.choice([1, 2, 3, 4])
+    num_blocks = chance.randint(4, 10)
+    longest = min(24, num_blocks * size)
+    seats = chance.randint(1, 5)
+    budget = seats + size + chance.randint(0, 12)
+    watermark = chance.choice([0.0, 0.1, 0.25])
+    driver = Driver(
+        Profile({"reserve_blocks": "none"}),
+        num_blocks=num_blocks,
+        block_size=size,
+        max_model_len=longest,
+        max_num_seqs=seats,
+        max_num_batched_tokens=budget,
+        watermark=watermark,
+    )
+    keep = int(np.ceil(watermark * num_blocks))
+    naive = NaiveScheduler(num_blocks, size, longest, seats, budget, keep)
+    requests = steps = preemptions = 0
+    while requests < 8 or driver.scheduler.has_unfinished:
+        if requests < 8 and chance.random() < 0.5:
+            prompt = [chance.randint(1, 2) for _ in range(chance.randint(1, longest - 1))]
+            max_tokens = chance.randint(1, 12)
+            driver.add(requests, prompt, max_tokens)
+            naive.add(requests, prompt, max_tokens)
+            requests += 1
+        if requests and chance.random() < 0.05:
+            victim = chance.randrange(requests)
+            driver.scheduler.drop(victim)
+            naive.leaving.append(victim)
+        report = driver.step()
+        sampled = dict(zip(report.requests.tolist(), report.tokens.tolist(), strict=True))
+        plan = naive.step(sampled)
+        where = f"seed {seed}, step {steps}"
+        admitted = zip(report.admitted.tolist(), report.admitted_cached.tolist(), strict=True)
+        assert list(admitted) == naive.admitted, where
+        assert report.preempted.tolist() == naive.preempted, where
+        made = driver.plan
+        ours = zip(made.requests.tolist(), made.num_new.tolist(), strict=True) if made else ()
+        assert list(ours) == plan, where
+        counts = driver.scheduler.statistics()
+        assert (counts.free_blocks, counts.cached_blocks) == (naive.free, len(naive.cached)), where
+        steps += 1
+        preemptions += len(naive.preempted)
+        assert steps < 2000, where
+    return steps, preemptions
+
+
+@pytest.mark.parametrize("group", range(GROUPS))
+def test_both_schedulers_take_every_decision_alike(group: int):
+    cases = [agree(seed) for seed in range(group, CASES, GROUPS)]
+
+    assert sum(preemptions for _, preemptions in cases) > len(cases) // 2, "too little to disagree on"
