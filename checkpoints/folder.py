@@ -46,7 +46,8 @@ def _read_json(folder: Path, name: str) -> dict[str, Any]:
         raise CheckpointError(f"{folder}: the folder has no {name}.") from error
     except OSError as error:
         raise CheckpointError(f"{file}: cannot be read: {error.strerror or error}.") from error
-    except ValueError as error:
+    # brackets nested too deep are a RecursionError
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{file}: not valid JSON: {error}.") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{file}: not a JSON object.")
@@ -68,11 +69,11 @@ def _indexed_weights(folder: Path) -> tuple[Path, ...]:
     weight_map = _read_json(folder, _INDEX).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{folder / _INDEX}: the index has no weight_map.")
-    names = set(weight_map.values())
     # a file name only: an index must not lead out of its folder
-    bad = [name for name in names if not isinstance(name, str) or Path(name).name != name]
-    if bad:
-        raise CheckpointError(f"{folder / _INDEX}: {bad[0]!r} is not a file name.")
+    for name in weight_map.values():
+        if not isinstance(name, str) or Path(name).name != name:
+            raise CheckpointError(f"{folder / _INDEX}: {name!r} is not a file name.")
+    names = set(weight_map.values())
     missing = sorted(name for name in names if not (folder / name).is_file())
     if missing:
         raise CheckpointError(

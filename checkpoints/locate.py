@@ -30,6 +30,8 @@ def locate(model: str) -> Located:
     """
     if model == _DEMO:
         return Located(_find_demo(), _DEMO_NAME)
+    if not model:
+        raise CheckpointError("The model's name is empty.")
     path = Path(model).expanduser().absolute()
     if path.is_dir():
         return Located(path, path.resolve().name)
