@@ -17,6 +17,7 @@ from cadenza.engine.models import (
     WeightSource,
     config_from_folder,
     config_from_gguf,
+    folder_architecture,
 )
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -32,14 +33,10 @@ def load_model(path: Path, device: str, dtype: str, progress: ProgressCallback) 
     resolved_device = resolve_device(device)
     resolved_dtype = resolve_dtype(dtype, resolved_device)
     config, source = _open(path)
-    load = FAMILIES.get(config.architecture)
-    if load is None:
-        raise CheckpointError(
-            f"{path}: the architecture {config.architecture} is not supported;"
-            f" supported: {', '.join(sorted(FAMILIES))}."
-        )
     with torch.inference_mode():
-        return load(config, source, resolved_dtype, resolved_device, progress)
+        return FAMILIES[config.architecture](
+            config, source, resolved_dtype, resolved_device, progress
+        )
 
 
 def resolve_device(name: str) -> torch.device:
@@ -72,7 +69,16 @@ def _cpu_multiplies_bfloat16() -> bool:
 def _open(path: Path) -> tuple[ModelConfig, WeightSource]:
     if path.is_dir():
         folder = read_folder(path)
+        _check_family(path, folder_architecture(folder))
         return config_from_folder(folder), FolderWeights(folder)
     file = read_gguf(path)
     config = config_from_gguf(file)
     return config, GgufWeights(file, config)
+
+
+def _check_family(path: Path, architecture: str) -> None:
+    if architecture not in FAMILIES:
+        raise CheckpointError(
+            f"{path}: the architecture {architecture} is not supported;"
+            f" supported: {', '.join(sorted(FAMILIES))}."
+        )

@@ -8,7 +8,12 @@ from typing import TypeAlias
 import torch
 
 from cadenza.engine.models.batch import ModelBatch
-from cadenza.engine.models.config import ModelConfig, config_from_folder, config_from_gguf
+from cadenza.engine.models.config import (
+    ModelConfig,
+    config_from_folder,
+    config_from_gguf,
+    folder_architecture,
+)
 from cadenza.engine.models.llama import Llama, load_llama
 from cadenza.engine.models.weights import (
     FolderWeights,
@@ -28,6 +33,7 @@ __all__ = [
     "WeightSource",
     "config_from_folder",
     "config_from_gguf",
+    "folder_architecture",
 ]
 
 Loader: TypeAlias = Callable[
