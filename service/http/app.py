@@ -53,6 +53,7 @@ class Pages:
     def __init__(self, generator: Generator) -> None:
         self._generator = generator
         self._exporter = Exporter(generator)
+        self._version = version("cadenza")  # now, because looking it up reads files
 
     async def models(self, request: Request) -> Response:
         data = [self._model(name) for name in self._generator.model_names]
@@ -74,7 +75,7 @@ class Pages:
         return Response(status_code=200 if self._generator.is_ready else 503)
 
     async def version(self, request: Request) -> Response:
-        return JsonResponse({"version": version("cadenza")})
+        return JsonResponse({"version": self._version})
 
     async def metrics(self, request: Request) -> Response:
         return Response(self._exporter.render(), media_type=self._exporter.content_type)
