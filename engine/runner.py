@@ -44,6 +44,10 @@ class ModelRunner:
         self._settings = settings
         self._workspace = Workspace()
 
+    @property
+    def cache(self) -> KVCache:
+        return self._cache
+
     def execute(self, plan: StepPlan) -> StepOutcome:
         """Run one forward pass and sample the rows that the plan wants sampled."""
         for seated in plan.seated:

@@ -1,0 +1,150 @@
+"""The demo model in two dtypes, a tiny model as a folder, and plans made by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from cadenza.checkpoints import locate
+from cadenza.engine.runner import ModelRunner, RunnerFacts, build_runner
+from cadenza.scheduler.plan import Seated, StepPlan
+from cadenza.wire.messages import EngineConfig, Sampling
+
+GREEDY = Sampling(temperature=0.0)
+
+
+@dataclass
+class Demo:
+    """A runner over the demo model, and the settings it finds for each request."""
+
+    runner: ModelRunner
+    facts: RunnerFacts
+    settings: dict[int, tuple[Sampling, int]]
+
+
+def load_demo(dtype: str, **changes: object) -> Demo:
+    settings: dict[int, tuple[Sampling, int]] = {}
+    config = EngineConfig(
+        **{
+            "model": str(locate("demo").path),
+            "dtype": dtype,
+            "num_blocks": 256,
+            "max_num_batched_tokens": 512,
+            **changes,
+        }
+    )
+    runner, facts = build_runner(
+        config, lambda request: settings.get(request, (GREEDY, 0)), lambda *_: None
+    )
+    return Demo(runner, facts, settings)
+
+
+@pytest.fixture(scope="session")
+def demo_fp32() -> Demo:
+    return load_demo("float32")
+
+
+@pytest.fixture(scope="session")
+def demo_bf16() -> Demo:
+    return load_demo("bfloat16")
+
+
+@pytest.fixture(params=["float32", "bfloat16"])
+def demo(request: pytest.FixtureRequest) -> Demo:
+    """Each of the two, one after the other."""
+    name = {"float32": "demo_fp32", "bfloat16": "demo_bf16"}[request.param]
+    return request.getfixturevalue(name)
+
+
+@pytest.fixture
+def set_threads() -> Iterator[Callable[[int], None]]:
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a plan: the new tokens are the last `num_new` of `sequence`."""
+
+    sequence: list[int]
+    num_new: int
+    blocks: list[int]
+    samples: bool = True
+    request: int = 0
+
+
+def make_plan(*rows: Row, block_size: int = 16, seated: bool = True) -> StepPlan:
+    """Lay rows out as the scheduler does; row i has seat i."""
+    num_new = np.array([row.num_new for row in rows], dtype=np.int32)
+    num_context = np.array([len(row.sequence) - row.num_new for row in rows], dtype=np.int32)
+    tables = np.zeros((len(rows), max(len(row.blocks) for row in rows)), dtype=np.int32)
+    tokens, positions, slots = [], [], []
+    for index, row in enumerate(rows):
+        tables[index, : len(row.blocks)] = row.blocks
+        for position in range(len(row.sequence) - row.num_new, len(row.sequence)):
+            tokens.append(row.sequence[position])
+            positions.append(position)
+            slots.append(row.blocks[position // block_size] * block_size + position % block_size)
+    seats = np.arange(len(rows), dtype=np.int32)
+    return StepPlan(
+        step_id=1,
+        requests=np.array([row.request for row in rows], dtype=np.int64),
+        seats=seats,
+        num_context=num_context,
+        num_new=num_new,
+        samples=np.array([row.samples for row in rows]),
+        tokens=np.array(tokens, dtype=np.int32),
+        positions=np.array(positions, dtype=np.int32),
+        slots=np.array(slots, dtype=np.int64),
+        block_tables=tables,
+        seated=tuple(Seated(int(seat), row.request) for seat, row in zip(seats, rows, strict=True))
+        if seated
+        else (),
+    )
+
+
+def random_tokens(count: int, seed: int = 0, vocab_size: int = 49_152) -> list[int]:
+    return np.random.default_rng(seed).integers(0, vocab_size, count).tolist()
+
+
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+
+
+def save_tiny(folder: Path, **changes: object) -> transformers.LlamaForCausalLM:
+    """Write a random Llama of two layers as a folder, through transformers."""
+    config = transformers.LlamaConfig(
+        **{
+            "vocab_size": 101,
+            "hidden_size": 48,
+            "intermediate_size": 80,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 2,
+            "head_dim": 10,
+            "max_position_embeddings": 256,
+            "eos_token_id": [3, 7],
+            "tie_word_embeddings": False,
+            "rope_parameters": LLAMA3_ROPE,
+            "initializer_range": 0.3,
+            **changes,
+        }
+    )
+    torch.manual_seed(11)
+    model = transformers.LlamaForCausalLM(config).eval()
+    model.save_pretrained(folder)
+    (folder / "tokenizer.json").write_text("{}")
+    return model

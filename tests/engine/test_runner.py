@@ -1,0 +1,245 @@
+"""One forward pass for many rows: the same bits however a row was cut, placed and accompanied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from cadenza.checkpoints import locate
+from cadenza.engine.runner import build_runner
+from cadenza.wire.messages import EngineConfig, Sampling
+from tests.engine.conftest import Demo, Row, load_demo, make_plan, random_tokens
+
+PROMPT = random_tokens(70)
+NUM_DECODED = 3
+
+
+def follow(
+    demo: Demo, prompt: list[int], chunk: int, blocks: list[int], company: list[Row] | None = None
+) -> torch.Tensor:
+    """Prefill `prompt` in chunks, then decode greedily; the logits of every sampled token."""
+    found, sequence = [], list(prompt)
+    for start in range(0, len(prompt), chunk):
+        end = min(start + chunk, len(prompt))
+        last = end == len(prompt)
+        row = Row(sequence[:end], end - start, blocks, samples=last)
+        logits = demo.runner.logits(make_plan(*(company or []), row))
+        if last:
+            found.append(logits[-1])
+    for _ in range(NUM_DECODED):
+        sequence.append(int(found[-1].argmax()))
+        row = Row(sequence, 1, blocks)
+        found.append(demo.runner.logits(make_plan(*(company or []), row))[-1])
+    return torch.stack(found)
+
+
+@pytest.fixture(scope="module")
+def whole() -> dict[int, torch.Tensor]:
+    """The logits of the prompt in one chunk, alone, by demo."""
+    return {}
+
+
+def expected(demo: Demo, whole: dict[int, torch.Tensor]) -> torch.Tensor:
+    if id(demo) not in whole:
+        whole[id(demo)] = follow(demo, PROMPT, len(PROMPT), [0, 1, 2, 3, 4])
+    return whole[id(demo)]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("chunk", [1, 7, 32, 512])
+def test_chunks_blocks_and_threads_change_no_bit(
+    chunk: int,
+    threads: int,
+    demo: Demo,
+    whole: dict[int, torch.Tensor],
+    set_threads: Callable[[int], None],
+) -> None:
+    reference = expected(demo, whole)
+    set_threads(threads)
+
+    found = follow(demo, PROMPT, chunk, [90, 7, 55, 8, 200])
+
+    assert torch.equal(found, reference)
+
+
+def test_company_changes_no_bit(demo: Demo, whole: dict[int, torch.Tensor]) -> None:
+    """Beside a long decode, a prefill and a chunk that is not sampled, all over the pool."""
+    reference = expected(demo, whole)
+    long = random_tokens(300, seed=1)
+    demo.runner.logits(make_plan(Row(long[:299], 299, list(range(100, 119)))))
+    company = [
+        Row(long, 1, list(range(100, 119))),
+        Row(random_tokens(37, seed=2), 37, [130, 131, 132]),
+        Row(random_tokens(5, seed=3), 5, [140], samples=False),
+    ]
+
+    assert torch.equal(follow(demo, PROMPT, 33, [60, 61, 62, 63, 64], company), reference)
+
+
+def test_a_large_batch_of_decodes_changes_no_bit(
+    demo: Demo, whole: dict[int, torch.Tensor]
+) -> None:
+    reference = expected(demo, whole)
+    sequence = [*PROMPT, int(reference[0].argmax())]
+    rows = []
+    for number in range(21):
+        blocks = list(range(5 * number, 5 * number + 5))
+        length = 70 if number == 13 else 20 + number
+        tokens = PROMPT if number == 13 else random_tokens(length, seed=number)
+        demo.runner.logits(make_plan(Row(tokens, length, blocks)))
+        rows.append(Row(sequence if number == 13 else [*tokens, 5], 1, blocks))
+
+    assert torch.equal(demo.runner.logits(make_plan(*rows))[13], reference[1])
+
+
+def test_an_outcome_has_the_plans_row_order(demo_fp32: Demo) -> None:
+    demo_fp32.settings[7] = (Sampling(temperature=0.0, logprobs=2), 0)
+    rows = [
+        Row(PROMPT[:9], 9, [1], samples=False),
+        Row(PROMPT[:20], 20, [2, 3], request=7),
+        Row(PROMPT[:12], 12, [4]),
+    ]
+
+    outcome = demo_fp32.runner.execute(make_plan(*rows))
+
+    alone = [demo_fp32.runner.logits(make_plan(row))[0] for row in rows[1:]]
+    assert outcome.step_id == 1
+    assert outcome.tokens.tolist() == [-1, *(int(logits.argmax()) for logits in alone)]
+    assert not outcome.failed.any()
+    assert list(outcome.logprobs) == [1]
+    assert outcome.logprobs[1].top_ids[0] == outcome.tokens[1]
+
+
+def test_settings_are_asked_for_when_a_seat_is_taken_and_kept(demo_fp32: Demo) -> None:
+    hot = Sampling(temperature=5.0, seed=3)
+    demo_fp32.settings[1] = (hot, 0)
+    row = Row(PROMPT[:20], 20, [2, 3], request=1)
+    first = demo_fp32.runner.execute(make_plan(row)).tokens[0]
+    demo_fp32.settings[1] = (Sampling(temperature=5.0, seed=4), 0)
+
+    again = demo_fp32.runner.execute(make_plan(row, seated=False)).tokens[0]
+    other = demo_fp32.runner.execute(make_plan(row)).tokens[0]
+
+    assert first == again != other
+
+
+def test_a_sampled_row_continues_alike_after_recomputing_it(demo_fp32: Demo) -> None:
+    """What preemption does: prompt and emitted tokens are prefilled again, elsewhere."""
+    demo_fp32.settings[5] = (Sampling(temperature=1.0, top_p=0.95, seed=42), 1)
+    sequence, blocks = PROMPT[:20], [9, 8]
+    tokens = []
+    for step in range(6):
+        row = Row(sequence + tokens, 1 if step else 20, blocks, request=5)
+        tokens.append(int(demo_fp32.runner.execute(make_plan(row)).tokens[0]))
+
+    recomputed = Row(sequence + tokens[:5], 25, [77, 3], request=5)
+
+    assert demo_fp32.runner.execute(make_plan(recomputed)).tokens[0] == tokens[5]
+
+
+def test_a_row_with_nan_in_its_cache_fails_alone(demo_fp32: Demo) -> None:
+    good = Row(PROMPT[:20], 1, [20, 21])
+    bad = Row(PROMPT[:20], 1, [30, 31])
+    for row in (good, bad):
+        demo_fp32.runner.logits(make_plan(Row(row.sequence, 20, row.blocks)))
+    expected_token = demo_fp32.runner.execute(make_plan(good)).tokens[0]
+    blocks = demo_fp32.runner.cache.blocks
+    blocks[30] = float("nan")
+
+    outcome = demo_fp32.runner.execute(make_plan(bad, good))
+
+    blocks[30] = 0.0
+    assert outcome.tokens.tolist() == [-1, expected_token]
+    assert outcome.failed.tolist() == [True, False]
+
+
+def test_stale_nan_behind_a_rows_end_is_never_read(demo_fp32: Demo) -> None:
+    row = Row(PROMPT[:20], 20, [40, 41])
+    reference = demo_fp32.runner.logits(make_plan(row))
+    demo_fp32.runner.cache.blocks[[0, 40, 41]] = float("nan")
+
+    found = demo_fp32.runner.logits(make_plan(row))
+
+    demo_fp32.runner.cache.blocks[[0, 40, 41]] = 0.0
+    assert torch.equal(found, reference)
+
+
+def test_a_plan_without_rows_is_a_step_without_tokens(demo_fp32: Demo) -> None:
+    empty = make_plan(Row([1], 1, [0]))
+    nothing = {
+        name: getattr(empty, name)[:0]
+        for name in (
+            *("requests", "seats", "num_context", "num_new", "samples"),
+            *("tokens", "positions", "slots", "block_tables"),
+        )
+    }
+
+    outcome = demo_fp32.runner.execute(type(empty)(step_id=9, seated=(), **nothing))
+
+    assert outcome.step_id == 9
+    assert len(outcome.tokens) == 0
+
+
+def test_the_token_budget_follows_the_step_time(demo_fp32: Demo) -> None:
+    longest = demo_fp32.runner.measure_tokens_per(1e9)
+    shortest = demo_fp32.runner.measure_tokens_per(1e-9)
+    usual = demo_fp32.runner.measure_tokens_per(0.5)
+
+    assert (shortest, longest) == (64, 2048)
+    assert usual % 16 == 0
+    assert shortest <= usual <= longest
+
+
+def test_facts_are_the_figures_in_force() -> None:
+    facts = load_demo("float32", num_blocks=None, kv_cache_bytes=1 << 22, block_size=32).facts
+
+    # 30 layers, keys and values of 3 heads of 64 in fp32: 46080 bytes a token
+    assert facts.num_blocks == (1 << 22) // (32 * 46080)
+    assert facts.max_model_len == facts.num_blocks * 32
+    assert (facts.vocab_size, facts.eos_token_ids) == (49152, (2,))
+    assert (facts.device, facts.dtype) == ("cpu", "float32")
+    assert facts.max_num_batched_tokens == 512
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"block_size": 24}, "block_size is 24, not a power of two."),
+        ({"block_size": 0}, "block_size is 0, not a power of two."),
+        ({"num_blocks": 0}, "num_blocks is 0, not at least 1."),
+        ({"max_num_seqs": -1}, "max_num_seqs is -1, not at least 1."),
+        ({"max_model_len": 9000}, "max_model_len is 9000, but the model was made for 8192 tokens."),
+        ({"num_blocks": None, "kv_cache_bytes": 10}, "kv_cache_bytes is 10, but one block"),
+        ({"step_time_s": 0.0}, "step_time_s is 0.0, not positive."),
+        ({"dtype": "int8"}, "dtype is 'int8', not auto, float32 or bfloat16."),
+        ({"device": "tpu"}, "device is 'tpu', not auto, cpu or cuda."),
+    ],
+)
+def test_unusable_settings_are_named(changes: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ValueError, match="^" + sentence.replace(".", r"\.")):
+        load_demo(**{"dtype": "float32", **changes})
+
+
+def test_cuda_is_refused_where_there_is_none() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has CUDA")
+    config = EngineConfig(model="unused", device="cuda")
+
+    with pytest.raises(ValueError, match="has no CUDA"):
+        build_runner(config, lambda _: (Sampling(), 0), lambda *_: None)
+
+
+def test_progress_is_told_in_order() -> None:
+    seen: list[tuple[str, int, int]] = []
+    config = EngineConfig(model=str(locate("demo").path), dtype="float32", num_blocks=8)
+
+    _, facts = build_runner(config, lambda _: (Sampling(), 0), lambda *step: seen.append(step))
+
+    assert list(dict.fromkeys(stage for stage, _, _ in seen)) == ["weights", "cache", "calibration"]
+    assert [done for stage, done, _ in seen if stage == "weights"] == list(range(31))
+    assert facts.max_model_len == 128
+    assert facts.max_num_batched_tokens % 16 == 0
+    assert np.isfinite(facts.load_s)
