@@ -1,0 +1,366 @@
+"""Loading models: equal to transformers, and every broken checkpoint told in one sentence."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGUFWriter
+from safetensors.torch import load_file, save_file
+
+from cadenza.checkpoints import CheckpointError
+from cadenza.engine.kv_cache import CacheShape, KVCache
+from cadenza.engine.loading import load_model
+from cadenza.engine.runner import ModelRunner
+from cadenza.engine.sampler import Sampler
+from cadenza.wire.messages import Sampling
+from tests.engine.conftest import LLAMA3_ROPE, Row, make_plan, random_tokens, save_tiny
+
+WEIGHTS = "model.safetensors"
+DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+
+
+def load(path: Path, device: str = "cpu", dtype: str = "float32") -> Any:
+    return load_model(path, device, dtype, lambda *_: None)
+
+
+def logits_after(path: Path, tokens: list[int], lengths: list[int]) -> torch.Tensor:
+    """The logits after the first `lengths` tokens, [lengths, vocab_size], in one step."""
+    model = load(path)
+    shape = CacheShape(
+        num_layers=model.config.num_layers,
+        block_size=16,
+        num_kv_heads=model.config.num_kv_heads,
+        head_dim=model.config.head_dim,
+        dtype=model.dtype,
+    )
+    cache = KVCache(shape, 8 * len(lengths), model.device)
+    sampler = Sampler(len(lengths), model.config.vocab_size)
+    runner = ModelRunner(model, cache, sampler, lambda _: (Sampling(temperature=0.0), 0))
+    rows = [
+        Row(tokens[:length], length, list(range(8 * row, 8 * row + 8)))
+        for row, length in enumerate(lengths)
+    ]
+    return runner.logits(make_plan(*rows))
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize(
+    "rope", [DEFAULT_ROPE, LINEAR_ROPE, LLAMA3_ROPE], ids=["plain", "linear", "llama3"]
+)
+def test_logits_equal_those_of_transformers(tied: bool, rope: dict[str, Any], tmp_path: Path):
+    theirs = save_tiny(tmp_path, tie_word_embeddings=tied, rope_parameters=rope)
+    tokens = random_tokens(90, vocab_size=101)
+    with torch.inference_mode():
+        logits = theirs(torch.tensor([tokens])).logits[0]
+    lengths = [1, 2, 16, 17, 64, 90]
+    expected = logits[[length - 1 for length in lengths]]
+
+    found = logits_after(tmp_path, tokens, lengths)
+
+    # fp32, sums in another order; the logits are of order 1
+    assert float((found - expected).abs().max()) < 1e-4
+    assert float(expected.std()) > 0.3
+
+
+def test_weights_in_several_files_are_found_by_their_index(tmp_path: Path):
+    save_tiny(tmp_path / "one")
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    weights = load_file(tmp_path / "one" / WEIGHTS)
+    (tmp_path / "two" / WEIGHTS).unlink()
+    parts = [dict(list(weights.items())[i::2]) for i in range(2)]
+    for number, part in enumerate(parts):
+        save_file(part, tmp_path / "two" / f"part{number}.safetensors")
+    index = {name: f"part{i}.safetensors" for i, part in enumerate(parts) for name in part}
+    write_json(tmp_path / "two" / "model.safetensors.index.json", {"weight_map": index})
+
+    one, two = (logits_after(tmp_path / name, [1, 2, 3], [3]) for name in ("one", "two"))
+    assert torch.equal(one, two)
+
+
+def test_progress_counts_the_layers(tmp_path: Path):
+    save_tiny(tmp_path)
+    seen: list[tuple[str, int, int]] = []
+
+    load_model(tmp_path, "cpu", "float32", lambda *step: seen.append(step))
+
+    assert seen == [("weights", 0, 2), ("weights", 1, 2), ("weights", 2, 2)]
+
+
+def test_the_end_tokens_of_generation_win(tmp_path: Path):
+    save_tiny(tmp_path)
+    assert load(tmp_path).config.eos_token_ids == (3, 7)
+    write_json(tmp_path / "generation_config.json", {"eos_token_id": 9})
+
+    assert load(tmp_path).config.eos_token_ids == (9,)
+
+
+def write_json(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value))
+
+
+def configure(folder: Path, **changes: object) -> None:
+    """Change fields of config.json."""
+    file = folder / "config.json"
+    write_json(file, {**json.loads(file.read_text()), **changes})
+
+
+def reweigh(folder: Path, name: str, weight: torch.Tensor | None) -> None:
+    """Replace one weight, or leave it out."""
+    weights = load_file(folder / WEIGHTS)
+    weights.pop(name)
+    if weight is not None:
+        weights[name] = weight
+    save_file(weights, folder / WEIGHTS)
+
+
+def cut(file: Path, size: int) -> None:
+    file.write_bytes(file.read_bytes()[:size])
+
+
+Damage = Callable[[Path], object]
+DOWN = "model.layers.1.mlp.down_proj.weight"
+
+BROKEN_FOLDERS: dict[str, tuple[Damage, str]] = {
+    "no config.json": (lambda f: (f / "config.json").unlink(), "has no config.json"),
+    "no architecture": (lambda f: configure(f, architectures=None), "names no architecture"),
+    "another architecture": (
+        lambda f: configure(f, architectures=["GPT2LMHeadModel"], model_type="gpt2"),
+        "the architecture GPT2LMHeadModel is not supported",
+    ),
+    "a kind unknown to transformers": (
+        lambda f: configure(f, model_type="zzz"),
+        "config.json is not usable",
+    ),
+    "a size of the wrong type": (
+        lambda f: configure(f, hidden_size="wide"),
+        "config.json is not usable: Validation error for field 'hidden_size'",
+    ),
+    "a negative size": (lambda f: configure(f, vocab_size=-1), "vocab_size is -1"),
+    "no heads": (lambda f: configure(f, num_attention_heads=0), "config.json is not usable"),
+    "heads that do not divide": (
+        lambda f: configure(f, num_key_value_heads=4),
+        "6 query heads cannot share 4 KV heads",
+    ),
+    "an endless context": (
+        lambda f: configure(f, max_position_embeddings=10**15),
+        "a context of 1000000000000000",
+    ),
+    "another activation": (
+        lambda f: configure(f, hidden_act="gelu"),
+        "the activation 'gelu' is not supported",
+    ),
+    "biases": (lambda f: configure(f, attention_bias=True), "attention_bias are not supported"),
+    "quantised": (
+        lambda f: configure(f, quantization_config={"quant_method": "gptq", "bits": 4}),
+        "quantised safetensors are not supported",
+    ),
+    "other rotary scaling": (
+        lambda f: configure(f, rope_parameters={**DEFAULT_ROPE, "rope_type": "yarn", "factor": 2}),
+        "rotary scaling of the type 'yarn' is not supported",
+    ),
+    "a theta that is no number": (
+        lambda f: configure(f, rope_parameters={"rope_type": "default", "rope_theta": "x"}),
+        "rope_theta is 'x'",
+    ),
+    "corrupt generation_config.json": (
+        lambda f: (f / "generation_config.json").write_text("{"),
+        "generation_config.json is not usable",
+    ),
+    "missing weight": (lambda f: reweigh(f, DOWN, None), f"the weight '{DOWN}' is missing"),
+    "wrong shape": (
+        lambda f: reweigh(f, DOWN, torch.zeros(48, 81)),
+        f"'{DOWN}' has the shape [48, 81], expected [48, 80]",
+    ),
+    "integer weight": (
+        lambda f: reweigh(f, DOWN, torch.zeros(48, 80, dtype=torch.int8)),
+        f"'{DOWN}' is of type torch.int8",
+    ),
+    "truncated weights": (lambda f: cut(f / WEIGHTS, 20_000), "model.safetensors: not a readable"),
+    "corrupt weights": (
+        lambda f: (f / WEIGHTS).write_bytes(bytes(range(256)) * 9),
+        "model.safetensors: not a readable",
+    ),
+    "index of a missing file": (
+        lambda f: write_json(
+            f / "model.safetensors.index.json", {"weight_map": {"x": "gone.safetensors"}}
+        ),
+        "the first is gone.safetensors",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def sound_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny")
+    save_tiny(folder)
+    return folder
+
+
+def assert_refused(path: Path, problem: str) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        load(path)
+    message = str(caught.value)
+    assert str(path) in message
+    assert problem in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("name", BROKEN_FOLDERS)
+def test_a_broken_folder_is_told_in_one_sentence(name: str, sound_folder: Path, tmp_path: Path):
+    folder = tmp_path / "model"
+    shutil.copytree(sound_folder, folder)
+    damage, problem = BROKEN_FOLDERS[name]
+    damage(folder)
+
+    assert_refused(folder, problem)
+
+
+GGUF_NUMBERS: dict[str, int | float | str] = {
+    "vocab_size": 8,
+    "embedding_length": 12,
+    "feed_forward_length": 10,
+    "block_count": 1,
+    "attention.head_count": 2,
+    "attention.head_count_kv": 1,
+    "attention.layer_norm_rms_epsilon": 1e-5,
+    "context_length": 64,
+}
+GGUF_SHAPES = {
+    "token_embd": (8, 12),
+    "output_norm": (12,),
+    "blk.0.attn_norm": (12,),
+    "blk.0.attn_q": (12, 12),
+    "blk.0.attn_k": (6, 12),
+    "blk.0.attn_v": (6, 12),
+    "blk.0.attn_output": (12, 12),
+    "blk.0.ffn_norm": (12,),
+    "blk.0.ffn_gate": (10, 12),
+    "blk.0.ffn_up": (10, 12),
+    "blk.0.ffn_down": (12, 10),
+}
+
+
+def write_gguf(
+    path: Path,
+    changes: dict[str, Any] | None = None,
+    shapes: dict[str, tuple[int, ...] | None] | None = None,
+    architecture: str = "llama",
+) -> None:
+    """A tiny Llama as a GGUF file; None leaves a number or a tensor out."""
+    writer = GGUFWriter(path, architecture)
+    for key, value in {**GGUF_NUMBERS, **(changes or {})}.items():
+        name = f"llama.{key}"
+        if isinstance(value, int):
+            writer.add_int32(name, value)
+        elif isinstance(value, float):
+            writer.add_float32(name, value)
+        elif isinstance(value, str):
+            writer.add_string(name, value)
+        elif value is not None:
+            writer.add_array(name, value)
+    for name, shape in {**GGUF_SHAPES, **(shapes or {})}.items():
+        if shape is not None:
+            full_name = name if name.endswith(".bias") else f"{name}.weight"
+            writer.add_tensor(full_name, np.full(shape, 0.1, dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def test_a_small_gguf_file_loads(tmp_path: Path):
+    write_gguf(tmp_path / "tiny.gguf")
+
+    config = load(tmp_path / "tiny.gguf").config
+
+    assert (config.head_dim, config.group, config.tied_embeddings) == (6, 2, True)
+
+
+def flip_type(file: Path) -> None:
+    """Say that the first tensor is stored in a type that nobody dequantises: I8."""
+    content = bytearray(file.read_bytes())
+    at = content.index(b"token_embd.weight") + len(b"token_embd.weight") + 4 + 16
+    content[at : at + 4] = struct.pack("<I", 24)
+    file.write_bytes(content)
+
+
+BROKEN_GGUFS: dict[str, tuple[Damage, str]] = {
+    "truncated": (lambda p: (write_gguf(p), cut(p, p.stat().st_size - 200)), "past the end"),
+    "bad magic": (lambda p: p.write_bytes(b"GGML" + bytes(99)), "not a GGUF file"),
+    "another architecture": (
+        lambda p: write_gguf(p, architecture="mamba"),
+        "the architecture 'mamba' is not supported",
+    ),
+    "missing tensor": (
+        lambda p: write_gguf(p, shapes={"blk.0.ffn_up": None}),
+        "'model.layers.0.mlp.up_proj.weight' is missing",
+    ),
+    "wrong shape": (
+        lambda p: write_gguf(p, shapes={"blk.0.ffn_up": (10, 13)}),
+        "'blk.0.ffn_up.weight' has the shape [10, 13], expected [10, 12]",
+    ),
+    "unknown storage": (lambda p: (write_gguf(p), flip_type(p)), "stored as I8"),
+    "biases": (
+        lambda p: write_gguf(p, shapes={"blk.0.attn_q.bias": (12,)}),
+        "biases ('blk.0.attn_q.bias') are not supported",
+    ),
+    "half rotated": (lambda p: write_gguf(p, {"rope.dimension_count": 4}), "rotating 4 of 6"),
+    "experts": (lambda p: write_gguf(p, {"expert_count": 8}), "mixture-of-experts"),
+    "other scaling": (lambda p: write_gguf(p, {"rope.scaling.type": "yarn"}), "the type 'yarn'"),
+    "endless scaling": (
+        lambda p: write_gguf(
+            p, {"rope.scaling.type": "linear", "rope.scaling.factor": float("inf")}
+        ),
+        "no usable llama.rope.scaling.factor",
+    ),
+    **{
+        f"{key} is {value}": (
+            lambda p, key=key, value=value: write_gguf(p, {key: value}),
+            f"no usable llama.{key}",
+        )
+        for key, value in [
+            ("block_count", None),
+            ("block_count", -3),
+            ("attention.head_count", 0),
+            ("attention.head_count", 2.0),
+            ("attention.head_count_kv", [1, 1]),
+            ("context_length", "long"),
+            ("attention.layer_norm_rms_epsilon", float("nan")),
+        ]
+    },
+}
+
+
+@pytest.mark.parametrize("name", BROKEN_GGUFS)
+def test_a_broken_gguf_file_is_told_in_one_sentence(name: str, tmp_path: Path):
+    damage, problem = BROKEN_GGUFS[name]
+    damage(tmp_path / "broken.gguf")
+
+    assert_refused(tmp_path / "broken.gguf", problem)
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "problem"),
+    [
+        ("tpu", "float32", "device is 'tpu', not auto, cpu or cuda."),
+        ("cpu", "int8", "dtype is 'int8', not auto, float32 or bfloat16."),
+        pytest.param(
+            "cuda",
+            "float32",
+            "this machine or this build of torch has no CUDA",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="has CUDA"),
+        ),
+    ],
+)
+def test_unknown_devices_and_dtypes_are_named(device: str, dtype: str, problem: str):
+    with pytest.raises(ValueError, match=problem):
+        load(Path("never-read"), device, dtype)
