@@ -23,6 +23,7 @@ from cadenza.service.rpc.server import GrpcServer
 from cadenza.service.tokenizer import Tokenizer
 from cadenza.wire.messages import EngineConfig, Progress, Ready
 
+_LEAVE_S = 5.0  # what a serving engine has to finish its step and leave
 _FLUSH_S = 1.0  # what the last words of a stream have to reach its client
 
 _log = structlog.get_logger(__name__)
@@ -82,7 +83,8 @@ class Front:
             return None if engine.is_closing else engine.failure
         finally:
             engine.close()
-            status = await self._process.stop()
+            # An engine that loads does not listen, and has nothing to lose.
+            status = await self._process.stop(_LEAVE_S if engine.limits else 0.0)
             _log.info("engine left", status=status)
 
     async def _serve(self, engine: EngineClient) -> None:
