@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,19 +28,21 @@ def step_logits(runner: ModelRunner, tokens: list[int]) -> torch.Tensor:
         rows = [Row(tokens[:end], end, [100 + block for block in blocks])]
         found.append(runner.logits(make_plan(*rows))[0])
     runner.logits(make_plan(Row(tokens[:half], half, blocks, samples=True)))
-    for end in range(half + 1, len(tokens) + 1):
-        found.append(runner.logits(make_plan(Row(tokens[:end], 1, blocks)))[0])
+    found.extend(
+        runner.logits(make_plan(Row(tokens[:end], 1, blocks)))[0]
+        for end in range(half + 1, len(tokens) + 1)
+    )
     return torch.stack(found)
 
 
 @pytest.fixture(scope="module")
-def reference() -> Iterator[transformers.PreTrainedModel]:
+def reference() -> transformers.PreTrainedModel:
     """The demo model as transformers reads it from the same GGUF file."""
     path = locate("demo").path
     model = transformers.AutoModelForCausalLM.from_pretrained(
         path.parent, gguf_file=path.name, dtype=torch.float32
     )
-    yield model.eval()
+    return model.eval()
 
 
 @torch.inference_mode()
