@@ -2,24 +2,28 @@
 
 Packed, a product takes half the time of `x @ w.t()`, which packs its weight in every call (all
 products of SmolLM2-135M at 16 rows on two Zen 4 cores: fp32 24 ms instead of 49, bf16 14 ms
-instead of 25). oneDNN chooses its blocking by the number of rows: one row alone differs from the
-same row among others, all larger numbers tried were bit-equal. So only a few row counts are ever
-used, and each is compared with tiles of 16 rows when the first weight of a shape is packed; a
-count that differs on this machine is not used.
+instead of 25). oneDNN chooses its blocking by the numbers of rows and threads: one row alone
+differs from the same row among others; all larger numbers tried were bit-equal, on 1 to 32
+threads. So only a few row counts are ever used, and each is compared, on as many threads as are
+set, with tiles of 16 rows on one thread when the first weight of a shape is packed. A count that
+differs on this machine is not used; were there none left, one thread would multiply.
 """
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import cache
 
 import torch
 from torch import Tensor
 
 from cadenza.kernels.linear.reference import TILE_ROWS
+from cadenza.kernels.threads import one_thread
 
 _ROW_COUNTS = (2, 4, 8, 12, TILE_ROWS, 24, 32, 40, 48, 56, 64)  # more rows were not faster
-_CHECK_ROWS = 64
-_CHECK_VALUES = 1 << 16  # compared outputs a row count; a wrong count shows in 1 of 10 rows
+_MOST_CHECK_ROWS = 128
+# Compared outputs a row count: in bf16 only 1 in 6,000 showed that one row differs
+_CHECK_VALUES = 1 << 16
 
 _checked: dict[tuple[int, int, torch.dtype], tuple[int, ...]] = {}
 
@@ -48,7 +52,8 @@ class PackedWeight:
         key = (*self._shape, weight.dtype)
         if key not in _checked:
             _checked[key] = _equal_row_counts(self, weight)
-        self._row_counts = _checked[key]
+        self._row_counts = _checked[key] or (TILE_ROWS,)
+        self._threads = nullcontext if _checked[key] else one_thread
 
     @property
     def out_features(self) -> int:
@@ -65,12 +70,13 @@ class PackedWeight:
 
     def multiply(self, x: Tensor) -> Tensor:
         most = self._row_counts[-1]
-        if 0 < len(x) <= most:
-            return self._padded(x)
-        y = x.new_empty(len(x), self._shape[0])
-        for start in range(0, len(x), most):
-            y[start : start + most] = self._padded(x[start : start + most])
-        return y
+        with self._threads():
+            if 0 < len(x) <= most:
+                return self._padded(x)
+            y = x.new_empty(len(x), self._shape[0])
+            for start in range(0, len(x), most):
+                y[start : start + most] = self._padded(x[start : start + most])
+            return y
 
     def _padded(self, x: Tensor) -> Tensor:
         rows = len(x)
@@ -86,16 +92,18 @@ def _multiply(x: Tensor, packed: Tensor) -> Tensor:
 
 
 def _equal_row_counts(packed: PackedWeight, weight: Tensor) -> tuple[int, ...]:
-    """Return the row counts whose products are bit-equal to those of 16-row tiles."""
+    """Return the row counts whose products are bit-equal to those of 16-row tiles on one thread."""
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(_CHECK_ROWS, weight.shape[1], generator=generator).to(weight.dtype)
-    tiles = torch.cat([packed.product(tile) for tile in x.view(-1, TILE_ROWS, x.shape[1])])
     needed = max(1, _CHECK_VALUES // weight.shape[0])
+    num_rows = min(-(-needed // _ROW_COUNTS[-1]) * _ROW_COUNTS[-1], _MOST_CHECK_ROWS)
+    x = torch.randn(num_rows, weight.shape[1], generator=generator).to(weight.dtype)
+    with one_thread():
+        tiles = torch.cat([packed.product(tile) for tile in x.view(-1, TILE_ROWS, x.shape[1])])
 
     def is_equal(count: int) -> bool:
-        starts = range(0, min(_CHECK_ROWS, max(needed, count)) - count + 1, count)
+        starts = range(0, min(num_rows, max(needed, count)) - count + 1, count)
         return all(
             torch.equal(packed.product(x[i : i + count]), tiles[i : i + count]) for i in starts
         )
 
-    return tuple(count for count in _ROW_COUNTS if count == TILE_ROWS or is_equal(count))
+    return tuple(count for count in _ROW_COUNTS if is_equal(count))

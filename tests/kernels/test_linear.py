@@ -78,6 +78,27 @@ def test_a_row_count_that_is_not_bit_equal_is_not_used(monkeypatch: pytest.Monke
     assert_close("product", packed.multiply(x), x.double() @ weight.double().t(), 5e-6)
 
 
+def test_where_threads_change_the_bits_one_thread_multiplies(monkeypatch: pytest.MonkeyPatch):
+    multiply = onednn._multiply
+
+    def split_by_threads(x: torch.Tensor, packed: torch.Tensor) -> torch.Tensor:
+        return multiply(x, packed) + (1e-3 if torch.get_num_threads() > 1 else 0.0)
+
+    monkeypatch.setattr(onednn, "_multiply", split_by_threads)
+    monkeypatch.setattr(onednn, "_checked", {})
+    weight, x = randn(32, 48, seed=1), randn(MOST_ROWS, 48)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    packed = onednn.PackedWeight(weight)
+    found = packed.multiply(x)
+    after = torch.get_num_threads()
+    torch.set_num_threads(before)
+
+    assert packed.row_counts == (16,)
+    assert after == 2
+    assert_close("product", found, x.double() @ weight.double().t(), 5e-6)
+
+
 def test_a_vector_is_no_weight():
     with pytest.raises(ValueError, match="2 dimensions"):
         pack(torch.zeros(3))
