@@ -148,5 +148,9 @@ def _validate(queries: Tensor, cache: Tensor, rows: DecodeRows, out: Tensor) -> 
         raise ValueError(f"the block size {cache.shape[2]} is not a power of two")
     if not queries.stride(2) == cache.stride(4) == out.stride(2) == 1:
         raise ValueError("the last dimension of queries, cache and out must be contiguous")
-    if rows.block_tables.stride(1) != 1:
-        raise ValueError("the rows of block_tables must be contiguous")
+    if {index.dtype for index in rows} != {torch.int32}:
+        raise ValueError("tokens, lengths and block_tables must be int32")
+    if not rows.tokens.shape == rows.lengths.shape == rows.block_tables.shape[:1]:
+        raise ValueError("tokens, lengths and block_tables must have as many rows")
+    if {index.stride(-1) for index in rows} != {1}:
+        raise ValueError("tokens, lengths and the rows of block_tables must be contiguous")

@@ -97,7 +97,7 @@ class PagedStep:
     cache: Tensor  # [num_blocks, 2, block_size, kv_heads, head_dim]
     block_tables: np.ndarray
 
-    def layout(self) -> AttentionLayout:
+    def layout(self, device: str = "cpu") -> AttentionLayout:
         num_new = np.array(self.num_new)
         return plan_attention(
             np.array(self.lengths) - num_new,
@@ -106,7 +106,7 @@ class PagedStep:
             block_size=self.cache.shape[2],
             group=self.queries.shape[1] // self.cache.shape[3],
             head_dim=self.queries.shape[2],
-            device=torch.device("cpu"),
+            device=torch.device(device),
             workspace=Workspace(),
         )
 
