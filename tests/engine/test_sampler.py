@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+import transformers
 
 from cadenza.engine.sampler import Sampled, Sampler
 from cadenza.kernels.philox import gumbel_noise
@@ -153,6 +154,34 @@ def test_a_token_is_the_largest_of_logit_plus_noise() -> None:
 
     noise = gumbel_noise(torch.tensor([-2]), torch.tensor([17]), torch.tensor([3]), 100)
     assert token == int(((logits[0] - logits.max()) / 0.7 + noise[0]).argmax())
+
+
+def test_filters_agree_with_transformers() -> None:
+    """The token is the largest of logit plus noise among those that its warpers leave."""
+    chance = np.random.default_rng(3)
+    size = 700  # more than the candidates that a top-p filter tries first
+    for seed in range(150):
+        logits = torch.from_numpy(chance.normal(0, chance.choice([0.1, 2.0, 6.0]), size)).float()
+        sampling = Sampling(
+            temperature=float(chance.choice([0.3, 1.0, 1.7])),
+            top_k=int(chance.choice([0, 1, 5, 300])),
+            top_p=float(chance.choice([0.2, 0.9, 0.999, 1.0])),
+            min_p=float(chance.choice([0.0, 0.02, 0.5])),
+            seed=seed,
+        )
+        scores = transformers.TemperatureLogitsWarper(sampling.temperature)(None, logits[None])
+        if sampling.top_k:
+            scores = transformers.TopKLogitsWarper(sampling.top_k)(None, scores)
+        if sampling.top_p < 1:
+            scores = transformers.TopPLogitsWarper(sampling.top_p)(None, scores)
+        if sampling.min_p:
+            scores = transformers.MinPLogitsWarper(sampling.min_p)(None, scores)
+        zero = torch.zeros(1, dtype=torch.int64)
+        noise = gumbel_noise(torch.tensor([seed]), zero, zero, size)
+
+        token = sample(logits[None], [sampling]).tokens[0]
+
+        assert token == int((scores + noise).argmax()), sampling
 
 
 def test_seed_position_and_choice_each_change_the_draws() -> None:
