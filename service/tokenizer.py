@@ -11,6 +11,7 @@ of a `tokenizers.Tokenizer` must never be set, since that would change it under 
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -28,6 +29,10 @@ from cadenza.service.token_bytes import TokenBytes
 # Lone surrogates stand around a control token's literal while a template is rendered. No valid
 # text holds one (requests with surrogates are refused), so that no message can bring its own.
 _OPEN, _CLOSE = "\udc80", "\udc81"
+
+# Read by `tokenizers` at every call: a batch is then encoded on the thread that asks for it, so
+# that a prompt never takes more cores than its caller has threads.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 class Tokenizer:
@@ -57,7 +62,7 @@ class Tokenizer:
 
     def encode_text(self, text: str) -> list[int]:
         """The ids of a raw prompt. Control tokens in it are real; a leading BOS is not doubled."""
-        ids: list[int] = self.backend.encode(text, add_special_tokens=False).ids
+        ids = _encode(self.backend, text)
         if self._prefix and ids[: len(self._prefix)] != self._prefix:
             return self._prefix + ids
         return ids
@@ -92,8 +97,19 @@ class Tokenizer:
         for index, piece in enumerate(pieces):
             if piece:
                 encoder = self._plain if index % 2 else self.backend
-                ids += encoder.encode(piece, add_special_tokens=False).ids
+                ids += _encode(encoder, piece)
         return ids
+
+
+def _encode(backend: tokenizers.Tokenizer, text: str) -> list[int]:
+    """The ids of `text` alone, with the GIL released meanwhile.
+
+    `Tokenizer.encode` holds it from beginning to end, which for a long prompt is seconds; of the
+    library's calls only those for batches let go.
+    """
+    [encoding] = backend.encode_batch_fast([text], add_special_tokens=False)
+    ids: list[int] = encoding.ids
+    return ids
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:

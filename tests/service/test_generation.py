@@ -383,6 +383,41 @@ def test_encoding_never_runs_on_the_loops_thread(run, open_front, monkeypatch):
     assert threading.get_ident() not in threads
 
 
+LONG = "hell" * 75_000
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [ask(LONG), GenerationRequest(messages=[{"role": "user", "content": LONG}])],
+    ids=["text", "chat"],
+)
+def test_the_loop_turns_while_a_long_prompt_is_encoded(run, open_front, monkeypatch, request_):
+    async def main():
+        async with open_front(max_model_len=10**6) as front:
+            encoding = threading.Event()
+            encode_now = front.generator._encode_now
+
+            def encode(*args):
+                encoding.set()
+                try:
+                    return encode_now(*args)
+                finally:
+                    encoding.clear()
+
+            monkeypatch.setattr(front.generator, "_encode_now", encode)
+            submitted = asyncio.create_task(front.generator.submit(request_))
+            turns = 0
+            while not submitted.done():
+                await asyncio.sleep(0.001)
+                turns += encoding.is_set()
+            (await submitted).cancel()
+
+            # held by one thread alone, the interpreter lets the loop in once or twice
+            assert turns >= 10
+
+    run(main())
+
+
 def test_lengths_are_checked_with_the_right_numbers(run, open_front):
     async def main():
         async with open_front(max_model_len=64) as front:
