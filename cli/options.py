@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 Network = Parameter(group="Network")
 Model = Parameter(group="Model")
 Memory = Parameter(group="Memory and batching")
 Service = Parameter(group="Service")
+
+
+def _not_empty(_type: object, names: tuple[str, ...]) -> None:
+    if not all(names):
+        raise ValueError("Must not be empty.")
+
+
+def _finite(_type: object, value: float) -> None:
+    if not math.isfinite(value):
+        raise ValueError("Must be finite.")
+
+
+Port = Parameter(validator=Number(gte=0, lte=65535))
+Positive = Parameter(validator=Number(gte=1))
+Share = Parameter(validator=[Number(gte=0, lt=1), _finite])
+Seconds = Parameter(validator=[Number(gte=0), _finite])
 
 
 @Parameter(name="*")
@@ -21,16 +39,16 @@ class ServeOptions:
     host: Annotated[str, Network] = "127.0.0.1"
     """Address to listen on, for HTTP and gRPC."""
 
-    port: Annotated[int, Network] = 8000
+    port: Annotated[int, Network, Port] = 8000
     """HTTP port; 0 takes any free one."""
 
-    grpc_port: Annotated[int, Network] = 50051
+    grpc_port: Annotated[int, Network, Port] = 50051
     """gRPC port; 0 takes any free one."""
 
     allow_unauthenticated: Annotated[bool, Network] = False
     """Listen on an address that other machines can reach, although there are no keys."""
 
-    served_model_name: Annotated[tuple[str, ...], Model] = ()
+    served_model_name: Annotated[tuple[str, ...], Model, Parameter(validator=_not_empty)] = ()
     """Name that clients ask for, instead of the model's own; may be given several times."""
 
     device: Annotated[Literal["auto", "cpu", "cuda"], Model] = "auto"
@@ -39,13 +57,13 @@ class ServeOptions:
     dtype: Annotated[Literal["auto", "float32", "bfloat16"], Model] = "auto"
     """Type of weights and KV cache; auto takes bfloat16 where the hardware multiplies it."""
 
-    max_model_len: Annotated[int | None, Model] = None
+    max_model_len: Annotated[int | None, Model, Positive] = None
     """Prompt and output tokens of a request at most; default: what the model was trained for."""
 
-    threads: Annotated[int | None, Model] = None
+    threads: Annotated[int | None, Model, Positive] = None
     """CPU threads of the engine; default: one a core."""
 
-    block_size: Annotated[int, Memory] = 16
+    block_size: Annotated[int, Memory, Positive] = 16
     """Tokens a KV block holds; a power of two."""
 
     num_gpu_blocks_override: Annotated[
@@ -54,28 +72,28 @@ class ServeOptions:
     ] = None
     """KV blocks in the pool, on whatever device; default: from --kv-cache-memory-bytes."""
 
-    kv_cache_memory_bytes: Annotated[int, Memory] = 1 << 30
+    kv_cache_memory_bytes: Annotated[int, Memory, Positive] = 1 << 30
     """Memory for the KV cache."""
 
-    max_num_seqs: Annotated[int, Memory] = 64
+    max_num_seqs: Annotated[int, Memory, Positive] = 64
     """Requests that may run at once."""
 
-    max_num_batched_tokens: Annotated[int | None, Memory] = None
+    max_num_batched_tokens: Annotated[int | None, Memory, Positive] = None
     """Tokens a step computes at most; default: calibrated, so that a step takes 75 ms."""
 
     enable_prefix_caching: Annotated[bool, Memory] = True
     """Share the KV blocks of equal prefixes."""
 
-    watermark: Annotated[float, Memory] = 0.01
+    watermark: Annotated[float, Memory, Share] = 0.01
     """Share of the pool that admissions leave free."""
 
     policy: Annotated[tuple[str, ...], Service] = ()
     """A decision and the policy that takes it, as HOOK=POLICY; may be given several times."""
 
-    max_num_queued_reqs: Annotated[int, Service] = 256
+    max_num_queued_reqs: Annotated[int, Service, Positive] = 256
     """Requests that may wait for their first seat; beyond it they are refused."""
 
-    shutdown_timeout: Annotated[float, Service] = 30.0
+    shutdown_timeout: Annotated[float, Service, Seconds] = 30.0
     """Seconds that requests in flight get to end after the first SIGTERM or Ctrl-C."""
 
     log_level: Annotated[Literal["debug", "info", "warning", "error"], Service] = "warning"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TextIO
 
 from cadenza.wire import messages
@@ -17,22 +18,25 @@ class Progress:
 
     def note(self, text: str) -> None:
         """A line of its own."""
-        self._out.write(f"{text}\n")
-        self._out.flush()
+        self._write(f"{text}\n")
 
     def show(self, progress: messages.Progress) -> None:
         """The engine's latest word."""
         if self._is_live:
             share = f" {progress.done}/{progress.total}" if progress.total else ""
-            self._out.write(f"\r\x1b[2K  {progress.stage}{share}")
+            self._write(f"\r\x1b[2K  {progress.stage}{share}")
         elif progress.stage != self._stage:
-            self._out.write(f"  {progress.stage}\n")
+            self._write(f"  {progress.stage}\n")
         self._stage = progress.stage
-        self._out.flush()
 
     def done(self) -> None:
         """Loading is over, one way or the other: clear the live line. Idempotent."""
         if self._is_live and self._stage is not None:
-            self._out.write("\r\x1b[2K")
-            self._out.flush()
+            self._write("\r\x1b[2K")
         self._stage = None
+
+    def _write(self, text: str) -> None:
+        # A reader that has seen enough (`| head`) is no reason to stop serving.
+        with contextlib.suppress(OSError, ValueError):
+            self._out.write(text)
+            self._out.flush()

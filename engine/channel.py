@@ -57,6 +57,10 @@ class Channel:
             self._flush()
         return self._read() if readable else []
 
+    def close(self) -> None:
+        """Close the socket; the front process is told by that. Unsent bytes are lost."""
+        self._socket.close()
+
     def drain(self, timeout_s: float = 5.0) -> None:
         """Wait until the backlog is sent, for `timeout_s` at most; for the last words of a process.
 
@@ -67,6 +71,7 @@ class Channel:
             self._flush()
 
     def _read(self) -> list[ToEngine]:
+        """What has arrived. Last words count: the end of the stream is told by the next call."""
         messages: list[ToEngine] = []
         while True:
             try:
@@ -75,6 +80,8 @@ class Channel:
                 return messages
             except OSError as error:
                 raise ChannelClosed from error
+            if not data and messages:
+                return messages
             if not data:
                 raise ChannelClosed
             messages.extend(self._reader.feed(data))

@@ -99,9 +99,9 @@ class EngineLoop:
         """The frame leaves before the next forward pass, so that no token waits for it."""
         executed = self._outcome
         report, plan = self._scheduler.step(self._clock(), executed)
-        self._channel.send(step_frame(report, executed, self._scheduler.statistics()))
         for request in report.requests[report.finished != FinishReason.NOT.value]:
             self._submits.pop(int(request), None)
+        self._channel.send(step_frame(report, executed, self._scheduler.statistics()))
         self._outcome = self._runner.execute(plan) if plan else None
         if plan is None and self._scheduler.has_unfinished:
             raise RuntimeError("requests wait, nothing runs, and the step planned nothing")

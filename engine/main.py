@@ -7,6 +7,7 @@ import contextlib
 import signal
 import socket
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -16,6 +17,9 @@ from cadenza.policies.profile import ProfileError
 from cadenza.wire.codec import FrameError
 from cadenza.wire.logging import configure_logging
 from cadenza.wire.messages import EngineConfig, Failed, Progress, Shutdown, Start
+
+if TYPE_CHECKING:
+    from cadenza.engine.loop import EngineLoop
 
 _log = structlog.get_logger(__name__)
 
@@ -36,6 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except FrameError as error:
         _log.error("the front process cannot be understood", error=str(error))
         return FAILED
+    finally:
+        channel.close()
 
 
 def _serve(channel: Channel) -> int:
@@ -44,9 +50,10 @@ def _serve(channel: Channel) -> int:
         return OK
     configure_logging(config.log_level, json=config.log_json)
     try:
-        _run(channel, config)
-    except (CheckpointError, ProfileError, ValueError) as error:
-        return _give_up(channel, str(error), BAD_CONFIG)
+        loop = _build(channel, config)
+        if isinstance(loop, str):
+            return _give_up(channel, loop, BAD_CONFIG)
+        loop.run()
     except (ChannelClosed, FrameError):
         raise
     except Exception:
@@ -65,13 +72,17 @@ def _await_start(channel: Channel) -> EngineConfig | None:
                     return None
 
 
-def _run(channel: Channel, config: EngineConfig) -> None:
+def _build(channel: Channel, config: EngineConfig) -> EngineLoop | str:
+    """The engine's loop, or a sentence for the operator about what is wrong with `config`."""
     # torch takes seconds to import: only now, so that a bad command line has failed long before
     # and the front process can show that something happens.
     channel.send(Progress("libraries"))
     from cadenza.engine.build import build_engine
 
-    build_engine(channel, config).run()
+    try:
+        return build_engine(channel, config)
+    except (CheckpointError, ProfileError, ValueError) as error:
+        return str(error)
 
 
 def _give_up(channel: Channel, message: str, status: int) -> int:

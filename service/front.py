@@ -107,14 +107,19 @@ class Front:
         serving = asyncio.ensure_future(http.serve())
         announcing = asyncio.ensure_future(self._announce(engine, grpc, addresses))
         try:
-            await self._until_stopped(engine, generator, grpc)
+            await self._until_stopped(engine, generator, grpc, serving)
         finally:
             # Closing the engine first ends what is left with an error event, not a cut connection.
             engine.close()
             announcing.cancel()
             http.stop()
-            await asyncio.gather(serving, grpc.stop(_FLUSH_S))
+            ended = await asyncio.gather(
+                serving, announcing, grpc.stop(_FLUSH_S), return_exceptions=True
+            )
             generator.close()
+            for outcome in ended:
+                if isinstance(outcome, Exception):
+                    raise outcome
 
     async def _announce(self, engine: EngineClient, grpc: GrpcServer, addresses: Addresses) -> None:
         with contextlib.suppress(EngineUnavailable):  # told by `run`
@@ -123,17 +128,21 @@ class Front:
             self._on_ready(ready, addresses)
 
     async def _until_stopped(
-        self, engine: EngineClient, generator: Generator, grpc: GrpcServer
+        self,
+        engine: EngineClient,
+        generator: Generator,
+        grpc: GrpcServer,
+        serving: asyncio.Future[None],
     ) -> None:
-        """Wait for a signal and then for the requests in flight; or for the engine's end."""
+        """Wait for a signal and then for the requests in flight; or for an end nobody asked for."""
         loop = asyncio.get_running_loop()
         signals: asyncio.Queue[None] = asyncio.Queue()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, signals.put_nowait, None)
-        if await _first(signals.get(), engine.lost()) == 0:
+        if await _first(signals.get(), engine.lost(), asyncio.wait([serving])) == 0:
             await grpc.set_ready(False)
             drained = generator.drain(self._config.shutdown_timeout_s)
-            await _first(drained, signals.get(), engine.lost())
+            await _first(drained, signals.get(), engine.lost(), asyncio.wait([serving]))
 
 
 async def _first(*coroutines: Coroutine[Any, Any, Any]) -> int:

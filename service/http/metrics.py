@@ -50,13 +50,14 @@ class _Collector(Collector):
     def _gauges(self) -> Iterator[Metric]:
         engine = self._generator.engine
         counters = engine.counters
-        # The last frame may be older than the last cancel; without rows all of these are 0
-        busy = engine.num_rows > 0
+        # What the engine says, not what the front believes: a row that only the front forgot shows.
+        # A dead engine says nothing more, and holds nothing.
+        alive = engine.failure is None
         held = counters.total_blocks - counters.free_blocks - counters.cached_blocks
         usage = held / counters.total_blocks if counters.total_blocks else 0.0
-        yield self._gauge("num_requests_running", "Rows with a seat.", busy * counters.running)
-        yield self._gauge("num_requests_waiting", "Rows without one.", busy * counters.waiting)
-        yield self._gauge("kv_cache_usage_perc", "Share of KV blocks held, 0 to 1.", busy * usage)
+        yield self._gauge("num_requests_running", "Rows with a seat.", alive * counters.running)
+        yield self._gauge("num_requests_waiting", "Rows without one.", alive * counters.waiting)
+        yield self._gauge("kv_cache_usage_perc", "Share of KV blocks held, 0 to 1.", alive * usage)
 
     def _totals(self) -> Iterator[Metric]:
         counters, metrics = self._generator.engine.counters, self._generator.metrics

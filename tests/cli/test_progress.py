@@ -89,3 +89,16 @@ def test_a_note_is_a_line_of_its_own(kind: type[io.StringIO]):
     Progress(out).note("Loading tiny")
 
     assert out.getvalue() == "Loading tiny\n"
+
+
+class ClosedPipe(io.StringIO):
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+
+def test_a_reader_that_has_seen_enough_is_no_failure():
+    progress = Progress(ClosedPipe())
+
+    progress.note("Loading")
+    progress.show(messages.Progress("weights", 1, 2))
+    progress.done()

@@ -160,6 +160,14 @@ WRONG_USES: list[tuple[list[str], str]] = [
     (["serve", "/no/such.gguf"], "/no/such.gguf"),
     (["serve", "no-such-folder"], "no-such-folder"),
     (["bogus"], "bogus"),
+    (["serve", "demo", "--port", "99999"], "--port"),
+    (["serve", "demo", "--grpc-port", "-1"], "--grpc-port"),
+    (["serve", "demo", "--served-model-name", ""], "--served-model-name"),
+    (["serve", "demo", "--shutdown-timeout", "nan"], "--shutdown-timeout"),
+    (["serve", "demo", "--shutdown-timeout", "inf"], "--shutdown-timeout"),
+    (["serve", "demo", "--watermark", "1"], "--watermark"),
+    (["serve", "demo", "--max-num-queued-reqs", "-1"], "--max-num-queued-reqs"),
+    (["serve", "demo", "--max-num-seqs", "0"], "--max-num-seqs"),
 ]
 
 
