@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, assert_never
+from typing import Any, assert_never, overload
 
 from cadenza.service.events import (
     Admitted,
@@ -33,24 +33,42 @@ _REASONS = {
 def to_request(message: pb.GenerationInput) -> GenerationRequest:
     """The request as the client sent it: unset fields become None, nothing is checked.
 
-    Token ids are not copied, so that sixteen million of them are refused without blocking the
-    loop; the request keeps `message` alive, which must not change afterwards.
+    Repeated fields are not copied, so that millions of elements are refused by their number, with
+    none looked at; the request keeps `message` alive, which must not change afterwards.
     """
     prompt = message.WhichOneof("prompt")
     return GenerationRequest(
         model=message.model or None,
         text=message.text if prompt == "text" else None,
         token_ids=message.token_ids.ids if prompt == "token_ids" else None,
-        messages=_messages(message.chat) if prompt == "chat" else None,
-        stop=list(message.stop) or None,
-        stop_token_ids=list(message.stop_token_ids) or None,
+        messages=_Turns(message.chat.messages) if prompt == "chat" else None,
+        stop=message.stop or None,
+        stop_token_ids=message.stop_token_ids or None,
         ignore_eos=message.ignore_eos,
         **_present(message),
     )
 
 
-def _messages(chat: pb.Chat) -> Sequence[Mapping[str, Any]]:
-    return [{"role": turn.role, "content": turn.content} for turn in chat.messages]
+class _Turns(Sequence[Mapping[str, Any]]):
+    """A chat's messages as OpenAI's, each made when it is looked at."""
+
+    def __init__(self, turns: Sequence[pb.ChatMessage]) -> None:
+        self._turns = turns
+
+    def __len__(self) -> int:
+        return len(self._turns)
+
+    @overload
+    def __getitem__(self, index: int) -> Mapping[str, Any]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Mapping[str, Any]]: ...
+
+    def __getitem__(self, index: int | slice) -> Mapping[str, Any] | Sequence[Mapping[str, Any]]:
+        if isinstance(index, slice):
+            return _Turns(self._turns[index])
+        turn = self._turns[index]
+        return {"role": turn.role, "content": turn.content}
 
 
 _OPTIONAL = (

@@ -16,13 +16,13 @@ from cadenza.service.generator import Generator
 from cadenza.service.listening import why
 from cadenza.service.rpc.servicer import SERVICE, GenerationServicer
 
-MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+MAX_MESSAGE_BYTES = 4 * 1024 * 1024  # as much as the body of an HTTP request
 
 OPTIONS: Sequence[tuple[str, Any]] = (
     # By default two servers may share a port, and clients meet either.
     ("grpc.so_reuseport", 0),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    # Responses are far smaller; clients accept 4 MiB unless told otherwise.
+    # Responses are smaller; clients accept 4 MiB unless told otherwise.
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_concurrent_streams", 1024),  # for each connection
     # A client whose network went silent is noticed within 40 s, also between tokens.

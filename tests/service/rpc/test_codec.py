@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from cadenza.service.errors import InvalidRequest
 from cadenza.service.events import (
     Admitted,
     Delta,
@@ -16,10 +19,26 @@ from cadenza.service.events import (
     Preempted,
     TokenLogprob,
 )
+from cadenza.service.limits import Limits
 from cadenza.service.request import GenerationRequest
 from cadenza.service.rpc import codec
+from cadenza.service.validation import check
 from cadenza.v1 import generation_pb2 as pb
 from cadenza.wire.arrays import pack_ids
+from cadenza.wire.messages import Ready
+
+READY = Ready(
+    max_model_len=256,
+    vocab_size=300,
+    eos_token_ids=(1,),
+    num_blocks=64,
+    block_size=16,
+    max_num_seqs=4,
+    max_num_batched_tokens=256,
+    device="cpu",
+    dtype="float32",
+    load_s=0.1,
+)
 
 
 def test_what_the_client_left_out_is_left_to_the_defaults():
@@ -94,9 +113,63 @@ def test_a_chat_is_one_kind_of_prompt():
     turn = pb.ChatMessage(role="user", content="hi")
     request = codec.to_request(pb.GenerationInput(chat=pb.Chat(messages=[turn])))
 
-    assert request.messages == [{"role": "user", "content": "hi"}]
+    assert request.messages is not None
+    assert list(request.messages) == [{"role": "user", "content": "hi"}]
     assert request.text is None
     assert request.token_ids is None
+
+
+class Untouchable(Sequence[Any]):
+    """Has a length, and no element that may be looked at."""
+
+    def __len__(self) -> int:
+        return 10**6
+
+    def __getitem__(self, index: Any) -> Any:
+        raise AssertionError("an element was visited")
+
+
+class Stand:
+    """A `GenerationInput` of the given fields and no others."""
+
+    def __init__(self, prompt: str, **given: Any) -> None:
+        self._prompt = prompt
+        self._given = {"text": "hi", "stop": (), "stop_token_ids": (), **given}
+
+    def WhichOneof(self, oneof: str) -> str:  # noqa: N802 - protobuf's name
+        return self._prompt
+
+    def HasField(self, name: str) -> bool:  # noqa: N802 - protobuf's name
+        return False
+
+    def __getattr__(self, name: str) -> Any:
+        return self._given.get(name)
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        ("prompt", Stand("token_ids", token_ids=SimpleNamespace(ids=Untouchable()))),
+        ("messages", Stand("chat", chat=SimpleNamespace(messages=Untouchable()))),
+        ("stop", Stand("text", stop=Untouchable())),
+        ("stop_token_ids", Stand("text", stop_token_ids=Untouchable())),
+    ],
+    ids=["token_ids", "chat", "stop", "stop_token_ids"],
+)
+def test_too_many_elements_are_refused_by_their_number(field, message):
+    with pytest.raises(InvalidRequest) as caught:
+        check(codec.to_request(message), Limits(), READY)
+
+    assert caught.value.field == field
+
+
+def test_repeated_fields_have_a_number_that_limits_can_be_held_against():
+    message = pb.GenerationInput(stop=["a"] * 99, chat=pb.Chat(messages=[pb.ChatMessage()] * 9))
+    request = codec.to_request(message)
+
+    assert isinstance(request.stop, Sequence)
+    assert isinstance(request.messages, Sequence)
+    assert (len(request.stop), len(request.messages)) == (99, 9)
 
 
 @pytest.mark.parametrize(

@@ -234,7 +234,7 @@ async def test_the_deadline_cancels_the_generation(generator, serve, request_of)
 async def test_a_message_too_large_is_refused_and_the_server_lives(generator, serve, request_of):
     generator.on_submit = lambda generation: generation.say("Hello")
     async with serve([("grpc.max_send_message_length", -1)]) as served:
-        error = await failure(served.stub.Generate(request_of("x" * (17 << 20))))
+        error = await failure(served.stub.Generate(request_of("x" * (5 << 20))))
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
         responses = [response async for response in served.stub.Generate(request_of("hi"))]
@@ -243,7 +243,7 @@ async def test_a_message_too_large_is_refused_and_the_server_lives(generator, se
 
 async def test_a_large_message_within_the_limit_is_served(generator, serve, request_of):
     generator.on_submit = lambda generation: generation.say("Hello")
-    prompt = "x" * (8 << 20)
+    prompt = "x" * (3 << 20)
     async with serve() as served:
         responses = [response async for response in served.stub.Generate(request_of(prompt))]
 

@@ -119,7 +119,7 @@ async def test_an_oversize_message_ends_its_session_alone(generator, serve, subm
         await other.write(submit_of("other"))
         await events_until(other, 1)
         call = served.stub.Session()
-        await call.write(submit_of("a", "x" * (17 << 20)))
+        await call.write(submit_of("a", "x" * (5 << 20)))
         assert await call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
         generator.generations["other"].say("x")
