@@ -20,7 +20,8 @@ from cadenza.scheduler.plan import BoolArray, Int32Array, Logprobs
 from cadenza.wire.messages import Sampling
 
 _GREEDY_BELOW = 1e-5  # temperatures under it would overflow fp32
-_FIRST_CANDIDATES = 256  # sorted before a top-p filter asks for the whole vocabulary
+_CANDIDATES = (256, 4096)  # sorted before a top-p filter asks for the whole vocabulary
+_NOISE_ROWS = 8  # drawn together; more would leave the processor's cache
 _GREEDY = Sampling(temperature=0.0)
 
 
@@ -63,12 +64,24 @@ class Sampler:
             for row, seat in enumerate(settings)
             if seat.sampling.temperature >= _GREEDY_BELOW and not failed[row]
         ]
-        if drawing:
-            noise = self._noise(settings, positions, drawing, logits.device)
-            for row, row_noise in zip(drawing, noise, strict=True):
-                tokens[row] = _draw(logits[row], row_noise, settings[row].sampling)
+        self._draw_rows(logits, settings, positions, drawing, tokens)
         tokens[failed] = -1
         return Sampled(tokens, failed, _wanted_logprobs(logits, tokens, failed, settings))
+
+    def _draw_rows(
+        self,
+        logits: Tensor,
+        settings: list[_SeatSettings],
+        positions: Int32Array,
+        drawing: list[int],
+        tokens: Int32Array,
+    ) -> None:
+        """Write the tokens of the rows `drawing`, which do not take the best token."""
+        for start in range(0, len(drawing), _NOISE_ROWS):
+            rows = drawing[start : start + _NOISE_ROWS]
+            noise = self._noise(settings, positions, rows, logits.device)
+            for row, row_noise in zip(rows, noise, strict=True):
+                tokens[row] = _draw(logits[row], row_noise, settings[row].sampling)
 
     def _noise(
         self,
@@ -136,12 +149,13 @@ def _top_p(scaled: Tensor, top_k: int, top_p: float) -> Tensor:
         ids = _best(scaled, top_k)
         return _reaching(ids, _softmax(scaled.index_select(0, ids)), top_p)
     probabilities = _softmax(scaled)
-    first = _best(scaled, min(_FIRST_CANDIDATES, len(scaled)))
-    kept = _reaching(first, probabilities.index_select(0, first), top_p)
-    if len(kept) < len(first):
-        return kept
-    everything = _best(scaled, len(scaled))
-    return _reaching(everything, probabilities.index_select(0, everything), top_p)
+    for count in _CANDIDATES:
+        ids = _best(scaled, min(count, len(scaled)))
+        kept = _reaching(ids, probabilities.index_select(0, ids), top_p)
+        if len(kept) < len(ids):
+            return kept
+    ids = _best(scaled, len(scaled))
+    return _reaching(ids, probabilities.index_select(0, ids), top_p)
 
 
 def _softmax(values: Tensor) -> Tensor:
