@@ -11,6 +11,7 @@ from cadenza.service.choice import Choice
 from cadenza.service.engine_client import EngineClient
 from cadenza.service.errors import GenerationFailed
 from cadenza.service.events import Admitted, Event, FinishReason, Preempted
+from cadenza.service.limits import Places
 from cadenza.service.metrics import RequestTimer
 from cadenza.service.tokenizer import Tokenizer
 from cadenza.wire.messages import Submit
@@ -23,6 +24,9 @@ class Generation:
     larger items, and nothing is lost. Iteration ends after every choice's `Finished`, or raises
     GenerationFailed after what came before the failure. As an async context manager it cancels on
     exit whatever has not ended.
+
+    It is open, and keeps a draining service waiting, until its reader has come to the end or has
+    cancelled it; within its context, until the exit, which comes once the answer is delivered.
     """
 
     def __init__(
@@ -33,11 +37,13 @@ class Generation:
         prompt: Sequence[int],
         engine: EngineClient,
         timer: RequestTimer,
-        on_seated: Callable[[], None],
+        places: Places,
+        on_closed: Callable[[Generation], None],
     ) -> None:
         """`Generator.submit` makes them.
 
-        `on_seated` is called once for each choice, when it no longer waits for its first seat.
+        `places` are left one by one as choices get their first seats, and all at the end.
+        `on_closed` is called when the generation is open no more, perhaps several times.
         """
         self.id = id
         self.model = model
@@ -47,7 +53,8 @@ class Generation:
         self._prompt = prompt
         self._engine = engine
         self._timer = timer
-        self._on_seated = on_seated
+        self._places = places
+        self._on_closed = on_closed
         self._choices: list[Choice] = []
         self._unseated: set[Choice] = set()
         self._notices: list[Event] = []
@@ -55,6 +62,7 @@ class Generation:
         self._failure: GenerationFailed | None = None
         self._ended = False
         self._cancelled = False
+        self._in_context = False
         self._waiter: asyncio.Future[None] | None = None
 
     @property
@@ -69,14 +77,16 @@ class Generation:
     def launch(self, rows: Sequence[Submit], tokenizer: Tokenizer, stops: Sequence[str]) -> None:
         """Send every choice to the engine. Called once, by `Generator.submit`.
 
+        Whatever it raises, no choice and no place in the queue is left behind.
+
         Raises:
-            EngineUnavailable: the engine is dead; no choice is left behind.
+            EngineUnavailable: the engine is dead.
         """
-        for row in rows:
-            choice = Choice(row.choice, row.request, self, tokenizer, self._prompt, stops)
-            self._choices.append(choice)
-            self._unseated.add(choice)
         try:
+            for row in rows:
+                choice = Choice(row.choice, row.request, self, tokenizer, self._prompt, stops)
+                self._choices.append(choice)
+                self._unseated.add(choice)
             for row, choice in zip(rows, self._choices, strict=True):
                 self._engine.submit(row, choice)
         except BaseException:
@@ -84,12 +94,14 @@ class Generation:
             raise
 
     def cancel(self) -> None:
-        """Stop at once. Idempotent; does nothing once the generation is over."""
+        """Stop at once, and leave what was not read. Idempotent."""
         if not self._ended:
             self._cancelled = True
             self._end("abort")
+        self._on_closed(self)
 
     async def __aenter__(self) -> Generation:
+        self._in_context = True
         return self
 
     async def __aexit__(
@@ -107,11 +119,13 @@ class Generation:
         while not self._cancelled:
             if batch := self._drain():
                 return batch
-            if self._failure is not None:
-                raise self._failure
-            if self._ended:
+            if self._failure is not None or self._ended:
                 break
             await self._wait()
+        if not self._in_context:
+            self._on_closed(self)
+        if self._failure is not None and not self._cancelled:
+            raise self._failure
         raise StopAsyncIteration
 
     def _drain(self) -> list[Event]:
@@ -136,8 +150,8 @@ class Generation:
         if self._ended:
             return
         self._ended = True
+        self._places.leave_all()
         for choice in self._choices:
-            self._seat(choice)
             if choice.finished is None:
                 self._engine.cancel(choice.number)
         self._timer.ended(reason)
@@ -146,7 +160,7 @@ class Generation:
     def _seat(self, choice: Choice) -> None:
         if choice in self._unseated:
             self._unseated.remove(choice)
-            self._on_seated()
+            self._places.leave()
 
     # choice.Owner
 

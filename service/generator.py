@@ -8,13 +8,14 @@ import time
 import uuid
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import msgspec
 
 from cadenza.service.engine_client import EngineClient
-from cadenza.service.errors import EngineUnavailable, InvalidRequest, Overloaded, UnknownModel
+from cadenza.service.errors import EngineUnavailable, InvalidRequest, UnknownModel
 from cadenza.service.generation import Generation
-from cadenza.service.limits import Limits
+from cadenza.service.limits import Limits, Places, Queue
 from cadenza.service.metrics import Metrics, RequestTimer
 from cadenza.service.request import GenerationRequest
 from cadenza.service.tokenizer import Tokenizer
@@ -24,6 +25,17 @@ from cadenza.wire.messages import Ready, Submit
 
 _ENCODER_THREADS = 2
 _DRAIN_POLL_S = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """A request that may be launched."""
+
+    checked: CheckedRequest
+    prompt: Sequence[int]
+    max_tokens: int
+    places: Places
+    timer: RequestTimer
 
 
 class Generator:
@@ -45,7 +57,8 @@ class Generator:
         self.limits = limits or Limits()
         self.metrics = metrics or Metrics()
         self.created = int(time.time())
-        self.num_queued = 0  # choices accepted here that have had no seat yet
+        self._queue = Queue(self.limits.max_queued)
+        self._open: set[Generation] = set()  # launched, and their answers not yet delivered
         self._draining = False
         self._encoders = ThreadPoolExecutor(_ENCODER_THREADS, thread_name_prefix="encode")
 
@@ -57,6 +70,11 @@ class Generator:
     def is_ready(self) -> bool:
         """Whether a request sent now would be served now."""
         return self.engine.is_serving and not self._draining
+
+    @property
+    def num_queued(self) -> int:
+        """Choices accepted here that have had no seat yet."""
+        return self._queue.num_taken
 
     def check_model(self, name: object) -> None:
         """Accept a served name, or none at all.
@@ -80,20 +98,36 @@ class Generator:
             Overloaded: too many choices wait already.
             EngineUnavailable: the engine is dead.
         """
+        [generation] = await self.submit_all([request])
+        return generation
+
+    async def submit_all(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
+        """Start several requests as one: each as `submit` does, and all of them or none.
+
+        None reaches the engine before every one is known to be right, and a service that begins
+        to drain meanwhile serves them all.
+
+        Raises:
+            RequestError: as `submit`, for the first that cannot be served.
+        """
         if self._draining:
             raise EngineUnavailable("The service is shutting down.")
-        timer = RequestTimer(self.metrics)
-        self.check_model(request.model)
+        timers = [RequestTimer(self.metrics) for _ in requests]
+        for request in requests:
+            self.check_model(request.model)
         ready = await self._ready()
-        checked = check(request, self.limits, ready)
-        self._enqueue(checked.num_choices)
+        checked = [check(request, self.limits, ready) for request in requests]
+        places = self._queue.enter([one.num_choices for one in checked])
         try:
-            prompt = await self._encode(checked.prompt, ready.max_model_len)
-            max_tokens = _max_tokens(checked, len(prompt), ready.max_model_len)
+            jobs = [
+                await self._prepare(*each, ready.max_model_len)
+                for each in zip(checked, places, timers, strict=True)
+            ]
+            return self._launch_all(jobs)
         except BaseException:
-            self._dequeue(checked.num_choices)
+            for held in places:
+                held.leave_all()
             raise
-        return self._launch(checked, prompt, max_tokens, timer)
 
     async def drain(self, timeout_s: float) -> bool:
         """Refuse new requests from now on, and wait for the running ones to end.
@@ -109,8 +143,8 @@ class Generator:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request is anywhere between its arrival and its end."""
-        return self.engine.num_rows == 0 and self.num_queued == 0
+        """Whether no request is anywhere between its arrival and the delivery of its answer."""
+        return not (self._open or self.engine.num_rows or self.num_queued)
 
     def close(self) -> None:
         """Let go of the encoder threads. Running encodes finish on their own."""
@@ -120,21 +154,23 @@ class Generator:
         """The engine's limits; waiting for them takes a place in the queue."""
         if self.engine.limits is not None and self.engine.is_serving:
             return self.engine.limits
-        self._enqueue(1)
+        [place] = self._queue.enter([1])
         try:
             return await self.engine.ready()
         finally:
-            self._dequeue(1)
+            place.leave_all()
 
-    def _enqueue(self, choices: int) -> None:
-        if self.num_queued + choices > self.limits.max_queued:
-            raise Overloaded(
-                f"The queue is full ({self.num_queued} choices wait). Try again later."
-            )
-        self.num_queued += choices
-
-    def _dequeue(self, choices: int = 1) -> None:
-        self.num_queued -= choices
+    async def _prepare(
+        self, checked: CheckedRequest, places: Places, timer: RequestTimer, max_model_len: int
+    ) -> _Job:
+        prompt = await self._encode(checked.prompt, max_model_len)
+        return _Job(
+            checked=checked,
+            prompt=prompt,
+            max_tokens=_max_tokens(checked, len(prompt), max_model_len),
+            places=places,
+            timer=timer,
+        )
 
     async def _encode(self, prompt: Prompt, max_model_len: int) -> Sequence[int]:
         if prompt.token_ids is not None:
@@ -158,33 +194,41 @@ class Generator:
         assert prompt.text is not None
         return self.tokenizer.encode_text(prompt.text)
 
-    def _launch(
-        self, checked: CheckedRequest, prompt: Sequence[int], max_tokens: int, timer: RequestTimer
-    ) -> Generation:
+    def _launch_all(self, jobs: Sequence[_Job]) -> list[Generation]:
+        launched: list[Generation] = []
+        with contextlib.ExitStack() as undo:
+            for job in jobs:
+                generation = self._launch(job)
+                undo.callback(generation.cancel)
+                launched.append(generation)
+            undo.pop_all()
+        self.metrics.prompt_tokens += sum(len(job.prompt) for job in jobs)
+        return launched
+
+    def _launch(self, job: _Job) -> Generation:
         generation = Generation(
             id=uuid.uuid4().hex,
             model=self.model_name,
-            prompt=prompt,
+            prompt=job.prompt,
             engine=self.engine,
-            timer=timer,
-            on_seated=self._dequeue,
+            timer=job.timer,
+            places=job.places,
+            on_closed=self._open.discard,
         )
-        generation.launch(self._rows(checked, prompt, max_tokens), self.tokenizer, checked.stops)
-        self.metrics.prompt_tokens += len(prompt)
+        generation.launch(self._rows(job), self.tokenizer, job.checked.stops)
+        self._open.add(generation)
         return generation
 
-    def _rows(
-        self, checked: CheckedRequest, prompt: Sequence[int], max_tokens: int
-    ) -> list[Submit]:
+    def _rows(self, job: _Job) -> list[Submit]:
+        checked = job.checked
         first = Submit(
             request=self.engine.next_number(),
-            prompt=pack_ids(prompt),
-            max_tokens=max_tokens,
+            prompt=pack_ids(job.prompt),
+            max_tokens=job.max_tokens,
             sampling=checked.sampling,
             stop_token_ids=checked.stop_token_ids,
             ignore_eos=checked.ignore_eos,
             priority=checked.priority,
-            tenant=checked.tenant,
             cache_salt=checked.cache_salt,
         )
         others = (

@@ -32,5 +32,4 @@ class GenerationRequest:
     ignore_eos: bool | None = None
     logprobs: int | None = None  # None: none; k: the sampled token's and the k best
     priority: int | None = None
-    tenant: str | None = None
     cache_salt: str | None = None

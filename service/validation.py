@@ -53,7 +53,6 @@ class CheckedRequest:
     stop_token_ids: tuple[int, ...]
     ignore_eos: bool
     priority: int
-    tenant: str
     cache_salt: str
 
 
@@ -74,7 +73,6 @@ def check(request: GenerationRequest, limits: Limits, engine: Ready) -> CheckedR
         stop_token_ids=_stop_token_ids(request.stop_token_ids, limits, vocab_size),
         ignore_eos=request.ignore_eos is not None and fields.flag(request.ignore_eos, "ignore_eos"),
         priority=_default(_optional_integer(request.priority, "priority", -_INT32 - 1, _INT32), 0),
-        tenant=_name(request.tenant, "tenant", limits.max_tenant_chars),
         cache_salt=_name(request.cache_salt, "cache_salt", limits.max_salt_chars),
     )
 

@@ -15,6 +15,7 @@ from cadenza.service.generation import Generation
 from cadenza.service.limits import Limits
 from cadenza.service.request import GenerationRequest
 from cadenza.wire.arrays import view_ids
+from cadenza.wire.messages import Submit
 
 
 def ask(text: str = "hello", **more: object) -> GenerationRequest:
@@ -381,6 +382,137 @@ def test_encoding_never_runs_on_the_loops_thread(run, open_front, monkeypatch):
     run(main())
     assert threads
     assert threading.get_ident() not in threads
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "cadenza.service.generator.pack_ids",
+        "cadenza.service.generator.Generation",
+        "cadenza.service.generation.Choice",
+        "cadenza.service.choice.Detokenizer",
+    ],
+)
+def test_a_request_that_cannot_be_built_leaves_no_place_taken(run, open_front, monkeypatch, broken):
+    async def main():
+        async with open_front(limits=Limits(max_queued=3)) as front:
+            with monkeypatch.context() as patched:
+                patched.setattr(broken, lambda *args, **kwargs: 1 / 0)
+                with pytest.raises(ZeroDivisionError):
+                    await front.generator.submit(ask(n=3))
+
+            assert front.generator.num_queued == 0
+            assert front.generator.is_idle
+            assert front.engine.submits() == []
+            assert len(ends_of(await collect(await front.generator.submit(ask(n=3))))) == 3
+
+    run(main())
+
+
+def test_of_several_requests_all_are_started_or_none(run, open_front):
+    wrong = [
+        (ask("x" * 255, max_tokens=2), InvalidRequest),
+        (ask(temperature=-1), InvalidRequest),
+        (ask(n=3), Overloaded),
+    ]
+
+    async def main():
+        async with open_front(limits=Limits(max_queued=4)) as front:
+            for request, error in wrong:
+                with pytest.raises(error):
+                    await front.generator.submit_all([ask(), ask(), request])
+                assert front.generator.is_idle
+            assert front.engine.submits() == []
+
+            both = await front.generator.submit_all([ask("a", max_tokens=2), ask("b", n=2)])
+            assert [generation.num_choices for generation in both] == [1, 2]
+            for generation in both:
+                await collect(generation)
+            assert front.generator.is_idle
+
+    run(main())
+
+
+def test_those_started_are_cancelled_when_a_later_one_cannot_be(run, open_front, monkeypatch):
+    async def main():
+        async with open_front() as front:
+            front.engine.auto = False
+            sends = iter([front.client.send, front.client.send])
+            send = front.client.send
+
+            def break_third(message):
+                if isinstance(message, Submit) and next(sends, None) is None:
+                    raise EngineUnavailable("gone")
+                send(message)
+
+            monkeypatch.setattr(front.client, "send", break_third)
+            with pytest.raises(EngineUnavailable):
+                await front.generator.submit_all([ask(), ask(), ask()])
+            await front.engine.until(lambda: len(front.engine.cancels()) == 2)
+
+            assert front.generator.is_idle
+
+    run(main())
+
+
+def test_a_call_of_several_prompts_is_served_whole_when_draining_begins_within(
+    run, open_front, monkeypatch
+):
+    async def main():
+        async with open_front() as front:
+            encode_text = front.tokenizer.encode_text
+            draining = []
+            loop = asyncio.get_running_loop()
+
+            def drain():
+                draining.append(loop.create_task(front.generator.drain(10)))
+
+            def encode(text):
+                if not draining:
+                    loop.call_soon_threadsafe(drain)
+                    while not draining:
+                        pass
+                return encode_text(text)
+
+            monkeypatch.setattr(front.tokenizer, "encode_text", encode)
+            generations = await front.generator.submit_all([ask("a"), ask("b")])
+            assert not front.generator.is_ready
+            for generation in generations:
+                assert ends_of(await collect(generation))
+            assert await draining[0]
+
+    run(main())
+
+
+async def finished_unread(front) -> Generation:
+    generation = await front.generator.submit(ask(max_tokens=2))
+    while not generation.is_over:  # noqa: ASYNC110 - the engine runs on this loop
+        await asyncio.sleep(0)
+    return generation
+
+
+def test_draining_waits_for_answers_that_are_not_read_yet(run, open_front):
+    async def main():
+        async with open_front() as front:
+            generation = await finished_unread(front)
+            assert not await front.generator.drain(0)
+            async with generation:
+                await collect(generation)
+                assert not front.generator.is_idle
+            assert front.generator.is_idle
+
+    run(main())
+
+
+def test_an_answer_that_is_given_up_keeps_nobody_waiting(run, open_front):
+    async def main():
+        async with open_front() as front:
+            generation = await finished_unread(front)
+            assert not front.generator.is_idle
+            generation.cancel()
+            assert front.generator.is_idle
+
+    run(main())
 
 
 LONG = "hell" * 75_000

@@ -136,10 +136,10 @@ class Stand:
         self._prompt = prompt
         self._given = {"text": "hi", "stop": (), "stop_token_ids": (), **given}
 
-    def WhichOneof(self, oneof: str) -> str:  # noqa: N802 - protobuf's name
+    def WhichOneof(self, oneof: str) -> str:
         return self._prompt
 
-    def HasField(self, name: str) -> bool:  # noqa: N802 - protobuf's name
+    def HasField(self, name: str) -> bool:
         return False
 
     def __getattr__(self, name: str) -> Any:
