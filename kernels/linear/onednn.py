@@ -27,9 +27,6 @@ _CHECK_VALUES = 1 << 16
 
 _checked: dict[tuple[int, int, torch.dtype], tuple[int, ...]] = {}
 
-_product = torch.ops.mkldnn._linear_pointwise
-_reorder = torch.ops.mkldnn._reorder_linear_weight
-
 
 @cache
 def is_supported(dtype: torch.dtype) -> bool:
@@ -37,7 +34,7 @@ def is_supported(dtype: torch.dtype) -> bool:
     if dtype not in (torch.float32, torch.bfloat16):
         return False
     try:
-        _multiply(torch.zeros(2, 16, dtype=dtype), _reorder(torch.zeros(16, 16, dtype=dtype), None))
+        _multiply(torch.zeros(2, 16, dtype=dtype), _reorder(torch.zeros(16, 16, dtype=dtype)))
     except (AttributeError, NotImplementedError, RuntimeError):
         return False
     return True
@@ -47,7 +44,7 @@ class PackedWeight:
     """A weight in oneDNN's own layout, and the row counts that are bit-equal for its shape."""
 
     def __init__(self, weight: Tensor) -> None:
-        self._packed = _reorder(weight.contiguous(), None)
+        self._packed = _reorder(weight.contiguous())
         self._shape = (weight.shape[0], weight.shape[1])
         key = (*self._shape, weight.dtype)
         if key not in _checked:
@@ -86,8 +83,14 @@ class PackedWeight:
         return self.product(x.contiguous())[:rows]
 
 
+def _reorder(weight: Tensor) -> Tensor:
+    # looked up when called: a build without oneDNN does not have it
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, None)
+    return packed
+
+
 def _multiply(x: Tensor, packed: Tensor) -> Tensor:
-    product: Tensor = _product(x, packed, None, "none", [], "")
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
     return product
 
 
