@@ -14,7 +14,7 @@ from grpc_reflection.v1alpha import reflection
 
 from cadenza.service.generator import Generator
 from cadenza.service.listening import why
-from cadenza.service.rpc.servicer import SERVICE, GenerationServicer
+from cadenza.service.rpc.servicer import SERVICE, STALL_S, GenerationServicer
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024  # as much as the body of an HTTP request
 
@@ -44,10 +44,18 @@ class GrpcServer:
     generator all the same.
     """
 
-    def __init__(self, generator: Generator, *, host: str = "127.0.0.1", port: int = 50051) -> None:
+    def __init__(
+        self,
+        generator: Generator,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 50051,
+        stall_s: float = STALL_S,
+    ) -> None:
+        """`stall_s`: a call is cancelled when its client has read nothing for so long."""
         self._host = host
         self._port = port
-        self._servicer = GenerationServicer(generator)
+        self._servicer = GenerationServicer(generator, stall_s=stall_s)
         self._server: grpc.aio.Server | None = None
         self._health: health.aio.HealthServicer | None = None
         self._stopping = asyncio.Lock()

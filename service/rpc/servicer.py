@@ -19,6 +19,8 @@ from cadenza.v1 import generation_pb2 as pb
 
 SERVICE: str = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name
 
+STALL_S = 60.0  # how long a message may wait behind a full window
+
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 MessageT = TypeVar("MessageT", bound=Message)
 
@@ -33,8 +35,10 @@ class GenerationServicer:
     that are no message with UNKNOWN and a traceback in the log.
     """
 
-    def __init__(self, generator: Generator) -> None:
+    def __init__(self, generator: Generator, *, stall_s: float = STALL_S) -> None:
+        """Serve `generator`. A call is cancelled once a single write has taken `stall_s`."""
         self._generator = generator
+        self._stall_s = stall_s
         self._calls: set[asyncio.Task[Any]] = set()
         self._sessions: set[Session] = set()
         self._is_draining = False
@@ -54,15 +58,18 @@ class GenerationServicer:
     async def generate(self, encoded: bytes, context: Context) -> None:
         """The Generate call."""
 
+        writer = _Writer(context, self._stall_s)
+
         async def call() -> None:
             request = _decode(pb.GenerateRequest, encoded)
-            await generate(self._generator, request, context.write)
+            await generate(self._generator, request, writer.write)
 
-        await self._guard(context, call)
+        await self._guard(context, writer, call)
 
     async def session(self, encoded: AsyncIterator[bytes], context: Context) -> None:
         """The Session call."""
-        stream = Session(self._generator, _requests(encoded), context.write)
+        writer = _Writer(context, self._stall_s)
+        stream = Session(self._generator, _requests(encoded), writer.write)
 
         async def call() -> None:
             self._sessions.add(stream)
@@ -71,7 +78,7 @@ class GenerationServicer:
             finally:
                 self._sessions.discard(stream)
 
-        await self._guard(context, call)
+        await self._guard(context, writer, call)
 
     def drain(self) -> None:
         """Refuse new calls, and new requests on open sessions, which end with their live ones."""
@@ -84,8 +91,10 @@ class GenerationServicer:
         if self._calls:
             await asyncio.wait(self._calls, timeout=timeout_s)
 
-    async def _guard(self, context: Context, call: Callable[[], Awaitable[None]]) -> None:
-        """Run `call`; tell what it raises as a status. Cancellation passes through."""
+    async def _guard(
+        self, context: Context, writer: _Writer, call: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Run `call`; tell what it raises as a status. Its client's cancellation passes through."""
         task = asyncio.current_task()
         assert task is not None
         self._calls.add(task)
@@ -95,6 +104,13 @@ class GenerationServicer:
             if self._is_draining:
                 raise EngineUnavailable("the server is stopping")
             await call()
+        except asyncio.CancelledError:
+            if not writer.is_stalled:
+                raise
+            task.uncancel()
+            _log.warning("client_not_reading", stall_s=self._stall_s)
+            # gRPC leaves a call without a status open for ever. The client is told once it reads.
+            await context.abort(grpc.StatusCode.CANCELLED, "the client does not read")
         except RequestError as error:
             await status.abort(context, error)
         except grpc.aio.InternalError as error:
@@ -103,6 +119,32 @@ class GenerationServicer:
         except Exception:
             _log.exception("call_failed")
             await status.abort(context, status.internal_error())
+
+
+class _Writer:
+    """Writes for the running call, and cancels it when its client has ceased to read.
+
+    A write ends when the transport has taken the message, for which a full window must open. The
+    keepalive does not notice such a client: its network goes on answering.
+    """
+
+    def __init__(self, context: Context, stall_s: float) -> None:
+        self.is_stalled = False  # a write has taken `stall_s`
+        self._context = context
+        self._stall_s = stall_s
+        self._call = asyncio.current_task()
+
+    async def write(self, message: Message) -> None:
+        watchdog = asyncio.get_running_loop().call_later(self._stall_s, self._stall)
+        try:
+            await self._context.write(message)
+        finally:
+            watchdog.cancel()
+
+    def _stall(self) -> None:
+        assert self._call is not None
+        self.is_stalled = True
+        self._call.cancel()
 
 
 async def _requests(encoded: AsyncIterator[bytes]) -> AsyncIterator[pb.SessionRequest]:

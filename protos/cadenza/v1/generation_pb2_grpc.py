@@ -76,7 +76,11 @@ class GenerationServiceServicer:
         are events and leave the stream open. Closing the sending side lets all live requests finish,
         then the stream ends with OK. Cancelling the call cancels all its requests. A server that stops
         refuses further requests, finishes the live ones within its grace period, and ends the stream
-        with UNAVAILABLE. The server stops producing for a client that does not read.
+        with UNAVAILABLE.
+
+        To a client that does not read the server stops sending, while its requests go on to their ends,
+        within max_tokens. The server cancels a call, this one or Generate, to which it could send
+        nothing for a minute.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -143,8 +143,10 @@ def serve(generator: FakeGenerator) -> Serve:
     """`async with serve() as served`: a server of the fake generator, stopped at the end."""
 
     @asynccontextmanager
-    async def serve(options: list[tuple[str, int]] | None = None) -> AsyncIterator[Served]:
-        server = GrpcServer(generator, port=0)
+    async def serve(
+        options: list[tuple[str, int]] | None = None, **settings: float
+    ) -> AsyncIterator[Served]:
+        server = GrpcServer(generator, port=0, **settings)
         port = await server.start()
         try:
             async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:

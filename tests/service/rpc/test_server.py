@@ -126,11 +126,13 @@ async def test_an_oversize_message_ends_its_session_alone(generator, serve, subm
         assert kinds(await events_until(other, 4))[-1] == "finished"
 
 
-async def test_a_slow_reader_stalls_its_own_generation(generator, serve, submit_of):
-    """What the server takes from a generation is bounded by its buffer and the flow control."""
-    window = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 65535)]
+WINDOW = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 65535)]
+
+
+async def test_the_server_stops_sending_to_a_client_that_does_not_read(generator, serve, submit_of):
+    """What waits for it in the server's hands is bounded by a buffer and the flow control."""
     num_batches = 4000
-    async with serve(window) as served:
+    async with serve(WINDOW) as served:
         call = served.stub.Session()
         await call.write(submit_of("a"))
         generation = await generator.generation("a")
@@ -151,6 +153,50 @@ async def test_a_slow_reader_stalls_its_own_generation(generator, serve, submit_
         await call.done_writing()
         events = [event async for response in call for event in response.events]
     assert sum(len(event.tokens.text) for event in events) == 1000 * num_batches
+
+
+@pytest.mark.parametrize("method", ["Generate", "Session"])
+async def test_a_call_that_cannot_be_written_to_is_cancelled(
+    generator, serve, request_of, submit_of, method
+):
+    async with serve(WINDOW, stall_s=0.2) as served:
+        if method == "Generate":
+            call = served.stub.Generate(request_of("a"))
+        else:
+            call = served.stub.Session()
+            await call.write(submit_of("a"))
+        generation = await generator.generation("a")
+        for _ in range(4000):
+            generation.feed(Delta(choice=0, text="x" * 1000, token_ids=[1]))
+        await generation.cancelled.wait()
+
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await events_until(call, 4001)
+        assert caught.value.code() is grpc.StatusCode.CANCELLED
+
+
+async def test_a_call_that_cannot_be_told_its_end_does_not_hold_the_server(
+    generator, serve, request_of
+):
+    async with serve(WINDOW, stall_s=0.2) as served:
+        call = served.stub.Generate(request_of("a"))
+        generation = await generator.generation("a")
+        for _ in range(4000):
+            generation.feed(Delta(choice=0, text="x" * 1000, token_ids=[1]))
+        await generation.cancelled.wait()
+        await served.server.stop(0.05)
+        call.cancel()
+
+
+async def test_a_long_silence_of_the_engine_is_no_stall(generator, serve, request_of):
+    async with serve(stall_s=0.05) as served:
+        call = served.stub.Generate(request_of("a"))
+        await call.read()
+        await asyncio.sleep(0.3)
+        generator.generations["a"].say("x")
+
+        assert kinds(await events_until(call, 4))[-1] == "finished"
+        assert await call.code() is grpc.StatusCode.OK
 
 
 async def health_of(channel, service: str) -> int:
