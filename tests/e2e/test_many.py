@@ -14,7 +14,7 @@ import torch
 from cadenza.policies.profile import Profile
 from cadenza.scheduler.states import FinishReason
 from cadenza.testing import Driver
-from tests.e2e.conftest import BLOCK_SIZE, DemoModel, Serve, Served
+from tests.e2e.conftest import BLOCK_SIZE, DemoModel, Serve
 from tests.e2e.test_serving import ReflectedSession, gauges, is_idle, until
 
 NUM_REQUESTS = 64
@@ -77,6 +77,7 @@ def test_64_requests_survive_a_pool_of_8(demo_bf16: DemoModel, undisturbed: Driv
 
 SESSION_REQUESTS = 24
 SESSION_TOKENS = 64
+ONE_THREAD = ("--threads", "1")
 
 
 def serve_all(address: str) -> dict[str, list[Any]]:
@@ -112,11 +113,11 @@ def tokens(events: list[Any]) -> list[int]:
 
 
 @pytest.mark.timeout(240)
-def test_one_session_survives_a_pool_of_4(serve: Serve, server: Served):
+def test_one_session_survives_a_pool_of_4(serve: Serve):
     """The served process; its pool holds four of the 24 requests once they have finished."""
     per_request = -(-(LONGEST + SESSION_TOKENS) // BLOCK_SIZE)
     blocks = ("--num-blocks", str(4 * per_request), "--block-size", str(BLOCK_SIZE))
-    small = serve(*blocks, "--policy", "reserve_blocks=none", "--threads", "1")
+    small = serve(*blocks, "--policy", "reserve_blocks=none", *ONE_THREAD)
 
     served = serve_all(small.grpc)
 
@@ -129,8 +130,8 @@ def test_one_session_survives_a_pool_of_4(serve: Serve, server: Served):
         assert len(tokens(events)) == SESSION_TOKENS
     assert gauges(small)["cadenza:num_preemptions_total"] > 0
     until(small, is_idle)
-    undisturbed = serve_all(server.grpc)
+    assert small.stop() == 0
+    undisturbed = serve_all(serve(*ONE_THREAD).grpc)
     assert {id: tokens(events) for id, events in served.items()} == {
         id: tokens(events) for id, events in undisturbed.items()
     }
-    assert small.stop() == 0
