@@ -192,7 +192,7 @@ class Generator:
             bound = max_chars + (len(template.source) if template else 0)
             return self.tokenizer.encode_messages(prompt.messages, max_chars=bound)
         assert prompt.text is not None
-        return self.tokenizer.encode_text(prompt.text)
+        return self.tokenizer.encode_text(prompt.text, opened=prompt.add_special_tokens)
 
     def _launch_all(self, jobs: Sequence[_Job]) -> list[Generation]:
         launched: list[Generation] = []

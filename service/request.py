@@ -19,6 +19,7 @@ class GenerationRequest:
     text: str | None = None
     token_ids: Sequence[int] | None = None
     messages: Sequence[Mapping[str, Any]] | None = None  # OpenAI chat messages
+    add_special_tokens: bool | None = None  # such as BOS, before a text; None: as the model does
     max_tokens: int | None = None
     min_tokens: int | None = None
     temperature: float | None = None

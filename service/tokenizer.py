@@ -60,10 +60,13 @@ class Tokenizer:
         """No token stands for more characters than this; a bound for refusing before encoding."""
         return self.bytes.longest
 
-    def encode_text(self, text: str) -> list[int]:
-        """The ids of a raw prompt. Control tokens in it are real; a leading BOS is not doubled."""
+    def encode_text(self, text: str, *, opened: bool = True) -> list[int]:
+        """The ids of a raw prompt, with what opens it (BOS) where the model wants that.
+
+        Control tokens in it are real; a leading BOS is not doubled.
+        """
         ids = _encode(self.backend, text)
-        if self._prefix and ids[: len(self._prefix)] != self._prefix:
+        if opened and self._prefix and ids[: len(self._prefix)] != self._prefix:
             return self._prefix + ids
         return ids
 

@@ -23,11 +23,12 @@ _GREEDY_BELOW = 1e-5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """Exactly one of these is set."""
+    """Exactly one of the first three is set."""
 
     text: str | None = None
     token_ids: Sequence[int] | None = None
     messages: Sequence[Mapping[str, Any]] | None = None
+    add_special_tokens: bool = True  # before a text
 
     @property
     def field(self) -> str:
@@ -62,9 +63,8 @@ def check(request: GenerationRequest, limits: Limits, engine: Ready) -> CheckedR
     Raises:
         InvalidRequest: names the first field that is wrong.
     """
-    _refuse_min_tokens(request.min_tokens)
     vocab_size = engine.vocab_size
-    return CheckedRequest(
+    checked = CheckedRequest(
         prompt=_prompt(request, limits, engine),
         max_tokens=_optional_integer(request.max_tokens, "max_tokens", 1, _INT32),
         sampling=_sampling(request, limits),
@@ -75,6 +75,8 @@ def check(request: GenerationRequest, limits: Limits, engine: Ready) -> CheckedR
         priority=_default(_optional_integer(request.priority, "priority", -_INT32 - 1, _INT32), 0),
         cache_salt=_name(request.cache_salt, "cache_salt", limits.max_salt_chars),
     )
+    _check_min_tokens(request.min_tokens, checked)
+    return checked
 
 
 def _prompt(request: GenerationRequest, limits: Limits, engine: Ready) -> Prompt:
@@ -82,10 +84,18 @@ def _prompt(request: GenerationRequest, limits: Limits, engine: Ready) -> Prompt
     if sum(value is not None for value in given) != 1:
         raise InvalidRequest("Exactly one of a prompt and messages must be given.", "prompt")
     if request.text is not None:
-        return Prompt(text=fields.string(request.text, "prompt", empty=False))
+        text = fields.string(request.text, "prompt", empty=False)
+        return Prompt(text=text, add_special_tokens=_add_special_tokens(request, True))
     if request.token_ids is not None:
         return Prompt(token_ids=_token_ids(request.token_ids, engine))
+    if _add_special_tokens(request, False):
+        raise InvalidRequest("A chat's template adds them itself.", "add_special_tokens")
     return Prompt(messages=check_messages(request.messages, limits.max_messages))
+
+
+def _add_special_tokens(request: GenerationRequest, default: bool) -> bool:
+    value = request.add_special_tokens
+    return default if value is None else fields.flag(value, "add_special_tokens")
 
 
 def _token_ids(value: Any, engine: Ready) -> Sequence[int]:
@@ -159,9 +169,16 @@ def _name(value: Any, field: str, max_chars: int) -> str:
     return "" if value is None else fields.string(value, field, max_chars=max_chars, empty=False)
 
 
-def _refuse_min_tokens(value: Any) -> None:
-    if value is not None and fields.integer(value, "min_tokens", 0, _INT32) > 0:
-        raise InvalidRequest("min_tokens above 0 is not supported yet.", "min_tokens")
+def _check_min_tokens(value: Any, checked: CheckedRequest) -> None:
+    """Accept a minimum only where nothing can end a choice before max_tokens."""
+    if value is None or fields.integer(value, "min_tokens", 0, _INT32) == 0:
+        return
+    if not checked.ignore_eos or checked.stops or checked.stop_token_ids:
+        raise InvalidRequest(
+            "min_tokens above 0 is supported only with ignore_eos and without stops.", "min_tokens"
+        )
+    if checked.max_tokens is None or value > checked.max_tokens:
+        raise InvalidRequest("min_tokens must be at most max_tokens.", "min_tokens")
 
 
 def _optional_integer(value: Any, field: str, low: int, high: int) -> int | None:

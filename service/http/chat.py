@@ -29,7 +29,11 @@ class Chat:
         if body.get("max_completion_tokens") is not None:
             max_tokens = body["max_completion_tokens"]
             names["max_tokens"] = "max_completion_tokens"
-        common = {"max_tokens": max_tokens, "logprobs": _logprobs(body)}
+        common = {
+            "max_tokens": max_tokens,
+            "logprobs": _logprobs(body),
+            "add_special_tokens": body.get("add_special_tokens"),
+        }
         return parse_call(body, [{"messages": body["messages"]}], common, names)
 
     def opening(self, choice: ChoiceState) -> Mapping[str, Any]:

@@ -12,6 +12,7 @@ from cadenza.service.http.dialect import ChoiceState, floor
 
 MAX_PROMPTS = 64
 _DEFAULT_MAX_TOKENS = 16  # OpenAI's
+_NEWER_NAME = "max_completion_tokens"  # of max_tokens, which chat clients use here too
 
 
 class Completions:
@@ -22,12 +23,14 @@ class Completions:
     chunk_object = "text_completion"
 
     def parse(self, body: Mapping[str, Any]) -> Call:
-        max_tokens = body.get("max_tokens")
+        name = "max_tokens" if body.get("max_completion_tokens") is None else _NEWER_NAME
+        max_tokens = body.get(name)
         common = {
             "max_tokens": _DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens,
-            "logprobs": body.get("logprobs"),
+            "logprobs": _wanted_logprobs(body),
+            "add_special_tokens": body.get("add_special_tokens"),
         }
-        return parse_call(body, _prompts(body.get("prompt")), common, {})
+        return parse_call(body, _prompts(body.get("prompt")), common, {"max_tokens": name})
 
     def opening(self, choice: ChoiceState) -> None:
         return None
@@ -47,6 +50,14 @@ class Completions:
         whole["finish_reason"] = choice.finished.reason.value
         whole["stop_reason"] = choice.finished.stop_reason
         return whole
+
+
+def _wanted_logprobs(body: Mapping[str, Any]) -> Any:
+    """The number; false is none of them. Chat's `top_logprobs` has no meaning here."""
+    if body.get("top_logprobs") not in (None, 0):
+        raise InvalidRequest("Completions have no top_logprobs, only logprobs.", "top_logprobs")
+    logprobs = body.get("logprobs")
+    return None if logprobs is False else logprobs
 
 
 def _prompts(prompt: Any) -> list[dict[str, Any]]:

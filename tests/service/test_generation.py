@@ -340,7 +340,7 @@ def test_cancelling_while_encoding_leaves_nothing(run, open_front, monkeypatch):
         async with open_front() as front:
             entered, leave = threading.Event(), threading.Event()
 
-            def slow(text):
+            def slow(text, **options):
                 entered.set()
                 leave.wait(10)
                 return [1, 2]
@@ -467,7 +467,7 @@ def test_a_call_of_several_prompts_is_served_whole_when_draining_begins_within(
             def drain():
                 draining.append(loop.create_task(front.generator.drain(10)))
 
-            def encode(text):
+            def encode(text, **options):
                 if not draining:
                     loop.call_soon_threadsafe(drain)
                     while not draining:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from cadenza.wire.arrays import view_ids
+
 COMPLETIONS = "/v1/completions"
 
 
@@ -66,6 +68,56 @@ def test_sixteen_tokens_are_the_default(run, serve):
         async with serve() as served:
             await served.http.post(COMPLETIONS, json={"prompt": "x", "max_tokens": None})
             assert served.front.engine.submits()[0].max_tokens == 16
+
+    run(main())
+
+
+def test_the_newer_name_of_max_tokens_is_read(run, serve):
+    async def main():
+        async with serve() as served:
+            body = {"prompt": "x", "max_tokens": 9, "max_completion_tokens": 3}
+            await served.http.post(COMPLETIONS, json=body)
+            assert served.front.engine.submits()[0].max_tokens == 3
+
+    run(main())
+
+
+def test_false_asks_for_no_logprobs(run, serve):
+    async def main():
+        async with serve() as served:
+            response = await served.http.post(COMPLETIONS, json={"prompt": "x", "logprobs": False})
+            assert response.json()["choices"][0]["logprobs"] is None
+            assert served.front.engine.submits()[0].sampling.logprobs is None
+
+    run(main())
+
+
+def test_special_tokens_are_left_out_where_the_client_says_so(run, serve):
+    async def main():
+        async with serve() as served:
+            bos = 5
+            served.front.tokenizer._prefix = [bos]
+            for given in ({}, {"add_special_tokens": False}, {"add_special_tokens": True}):
+                response = await served.http.post(COMPLETIONS, json={"prompt": "x", **given})
+                assert response.status_code == 200
+            prompts = [view_ids(submit.prompt) for submit in served.front.engine.submits()]
+            assert [prompt[0] == bos for prompt in prompts] == [True, False, True]
+
+    run(main())
+
+
+def test_a_minimum_that_nothing_can_undercut_is_met(run, serve):
+    body = {"prompt": "x", "ignore_eos": True, "max_tokens": 4, "min_tokens": 4}
+
+    async def main():
+        async with serve() as served:
+            served.front.says("a")
+            whole = (await served.http.post(COMPLETIONS, json=body)).json()
+            assert whole["usage"]["completion_tokens"] == 4
+            for change in ({"min_tokens": 5}, {"stop": "a"}, {"stop_token_ids": [1]}):
+                refused = await served.http.post(COMPLETIONS, json=body | change)
+                assert refused.status_code == 400
+                assert refused.json()["error"]["param"] == "min_tokens"
 
     run(main())
 

@@ -83,7 +83,7 @@ def test_a_client_that_leaves_while_its_prompt_is_encoded_is_forgotten(run, serv
         async with serve() as served:
             entered, leave = threading.Event(), threading.Event()
 
-            def slow(text):
+            def slow(text, **options):
                 entered.set()
                 leave.wait(10)
                 return [1]
