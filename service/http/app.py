@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+from collections.abc import Iterator
 from importlib.metadata import version
 from typing import Any
 
@@ -18,6 +20,7 @@ from cadenza.service.errors import RequestError
 from cadenza.service.generator import Generator
 from cadenza.service.http.chat import Chat
 from cadenza.service.http.completions import Completions
+from cadenza.service.http.connection import Connection, connection_of
 from cadenza.service.http.endpoint import Endpoint
 from cadenza.service.http.errors import ClientGone, JsonResponse, error_response, plain_error
 from cadenza.service.http.metrics import Exporter
@@ -26,6 +29,9 @@ logger = structlog.get_logger(__name__)
 
 # An engine with rows speaks every step; kernels that compile in a first step take the longest
 _STUCK_S = 60.0
+
+# uvicorn waits for a client to read before a write, never within one
+_MAX_WRITE_BYTES = 64 << 10
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
@@ -104,18 +110,25 @@ class Boundary:
         if scope["type"] != "http":
             raise RuntimeError(f"only HTTP is served, not {scope['type']}")
         scope["app"] = self  # makes the router raise 404 and 405 rather than answer in plain text
-        reply = Reply(send, _request_id(scope))
+        reply = Reply(send, connection_of(scope), _request_id(scope))
         with structlog.contextvars.bound_contextvars(request_id=reply.request_id):
             await self._guarded(scope, receive, reply)
 
     async def _guarded(self, scope: Scope, receive: Receive, reply: Reply) -> None:
         try:
-            await self._app(scope, receive, reply.send)
+            await self._answered(scope, receive, reply)
         except ClientGone:
             logger.info("client_gone", path=scope["path"])
+
+    async def _answered(self, scope: Scope, receive: Receive, reply: Reply) -> None:
+        try:
+            await self._app(scope, receive, reply.send)
+        except ClientGone:
+            raise
         except Exception as error:
             if reply.started:
                 logger.exception("response_cut", path=scope["path"])
+                connection_of(scope).abort_later()
                 return  # uvicorn closes the connection: the body was not completed
             await _response(error, scope)(scope, receive, reply.send)
 
@@ -123,19 +136,43 @@ class Boundary:
 class Reply:
     """The way back to the client, which knows whether it was taken."""
 
-    def __init__(self, send: Send, request_id: str | None) -> None:
+    def __init__(self, send: Send, connection: Connection, request_id: str | None) -> None:
         self.started = False
         self.request_id = request_id
         self._send = send
+        self._connection = connection
 
     async def send(self, message: Message) -> None:
+        """Send a part of the response, in small writes.
+
+        Raises:
+            ClientGone: the client has not read for `send_s`; the connection has been aborted.
+        """
         if message["type"] == "http.response.start":
             self.started = True
             if self.request_id is not None:
                 headers = MutableHeaders(raw=list(message.get("headers", ())))
                 headers["x-request-id"] = self.request_id
                 message = {**message, "headers": headers.raw}
-        await self._send(message)
+        for part in _parts(message):
+            await self._send_in_time(part)
+
+    async def _send_in_time(self, message: Message) -> None:
+        try:
+            async with asyncio.timeout(self._connection.limits.send_s):
+                await self._send(message)
+        except TimeoutError as error:
+            self._connection.abort()
+            raise ClientGone from error  # as good as gone, and it holds a seat in vain
+
+
+def _parts(message: Message) -> Iterator[Message]:
+    """The message as several, none with more than _MAX_WRITE_BYTES of body."""
+    body = message.get("body", b"")
+    last = max(0, len(body) - 1) // _MAX_WRITE_BYTES * _MAX_WRITE_BYTES
+    for start in range(0, last, _MAX_WRITE_BYTES):
+        yield {**message, "body": body[start : start + _MAX_WRITE_BYTES], "more_body": True}
+    yield {**message, "body": body[last:]} if last else message
 
 
 def _request_id(scope: Scope) -> str | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
@@ -18,7 +18,7 @@ from cadenza.service.http.body import read_json
 from cadenza.service.http.call import Call
 from cadenza.service.http.dialect import ChoiceState, Dialect
 from cadenza.service.http.disconnect import while_connected
-from cadenza.service.http.errors import ClientGone, JsonResponse, error_object, renamed
+from cadenza.service.http.errors import JsonResponse, error_object, renamed
 from cadenza.service.http.merge import merge
 from cadenza.service.http.sse import EventStream
 from cadenza.service.http.usage import usage
@@ -63,15 +63,14 @@ class Endpoint:
 
 async def _stream(answer: Answer, stream: EventStream) -> None:
     try:
-        async for events in answer.chunks():
-            await stream.send(events)
+        async with aclosing(answer.chunks()) as chunks:
+            async for events in chunks:
+                await stream.send(events)
         await stream.finish()
     except RequestError as error:
         if not stream.started:
             raise
         await stream.fail(error_object(error))
-    except TimeoutError as error:
-        raise ClientGone from error  # as good as gone: it has stopped reading
 
 
 class Answer:
@@ -89,11 +88,12 @@ class Answer:
             for choice in range(generation.num_choices):
                 self._choices[prompt, choice] = ChoiceState(index=len(self._choices))
 
-    async def chunks(self) -> AsyncIterator[list[Mapping[str, Any]]]:
+    async def chunks(self) -> AsyncGenerator[list[Mapping[str, Any]], None]:
         """Every chunk, those of one wake-up together; never an empty list."""
-        async for prompt, batch in merge(self._generations):
-            if chunks := [chunk for event in batch for chunk in self._chunks(prompt, event)]:
-                yield chunks
+        async with aclosing(merge(self._generations)) as batches:
+            async for prompt, batch in batches:
+                if chunks := [chunk for event in batch for chunk in self._chunks(prompt, event)]:
+                    yield chunks
         if self._call.include_usage:
             yield [
                 {**self._head(self._dialect.chunk_object), "choices": [], "usage": self._usage()}
@@ -101,9 +101,10 @@ class Answer:
 
     async def whole(self) -> Mapping[str, Any]:
         """The answer once it is complete."""
-        async for prompt, batch in merge(self._generations):
-            for event in batch:
-                self._keep(prompt, event)
+        async with aclosing(merge(self._generations)) as batches:
+            async for prompt, batch in batches:
+                for event in batch:
+                    self._keep(prompt, event)
         return {
             **self._head(self._dialect.object),
             "choices": [self._dialect.whole(choice) for choice in self._choices.values()],

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 from cadenza.service.events import Event
 from cadenza.service.generation import Generation
 
 
-async def merge(generations: Sequence[Generation]) -> AsyncIterator[tuple[int, list[Event]]]:
+async def merge(
+    generations: Sequence[Generation],
+) -> AsyncGenerator[tuple[int, list[Event]], None]:
     """Each batch with the index of its generation, as they come, until all have ended.
+
+    A reader that leaves early must close it, which ends the tasks that wait for each generation.
 
     Raises:
         GenerationFailed: one has failed. The others are the caller's to cancel.

@@ -1,8 +1,14 @@
-"""uvicorn's httptools protocol, with the bound on request heads that httptools lacks."""
+"""uvicorn's httptools protocol, with the bounds on clients that uvicorn lacks."""
 
 from __future__ import annotations
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+import asyncio
+from typing import Any
+
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from cadenza.service.http.connection import ConnectionLimits
 
 MAX_HEAD_BYTES = 64 << 10
 
@@ -10,12 +16,43 @@ MAX_HEAD_BYTES = 64 << 10
 class BoundedProtocol(HttpToolsProtocol):
     """Refuses a request whose line and headers exceed MAX_HEAD_BYTES (and at most one read more).
 
-    Without it the parser gathers a header for as long as the client sends one.
+    Without it the parser gathers a header for as long as the client sends one. A connection that
+    is to close is aborted `send_s` later, since a transport waits for ever for a client to read.
+    Implements `Connection`.
     """
 
     _head_bytes = 0  # received in a row without a head or a body becoming whole
     _in_head = True
     _moved_on = False
+    _answering: RequestResponseCycle | None = None  # uvicorn keeps only the last one parsed
+    _end: asyncio.TimerHandle | None = None  # of a connection that is to close
+
+    def __init__(self, *args: Any, limits: ConnectionLimits, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.limits = limits
+
+    # Connection
+
+    def abort(self) -> None:
+        """Drop the connection; uvicorn then misses nothing of an answer that was cut."""
+        if self._answering is not None:
+            self._answering.disconnected = True
+        self.transport.abort()
+
+    def abort_later(self) -> None:
+        if self._end is None:
+            self._end = self.loop.call_later(self.limits.send_s, self.abort)
+
+    # asyncio.Protocol
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell the request being answered, too, where others are queued behind it."""
+        super().connection_lost(exc)
+        if self._end is not None:
+            self._end.cancel()
+        if self._answering is not None and not self._answering.response_complete:
+            self._answering.disconnected = True
+            self._answering.message_event.set()
 
     def data_received(self, data: bytes) -> None:
         """Parse, then count what an unfinished head took."""
@@ -28,6 +65,13 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
             self.send_400_response("The request's headers are too large.")
 
+    # httptools
+
+    def on_message_begin(self) -> None:
+        """A request begins: let the application reach its connection."""
+        super().on_message_begin()
+        self.scope["state"]["connection"] = self
+
     def on_headers_complete(self) -> None:
         """A head is whole: what follows is its body."""
         self._in_head, self._moved_on = False, True
@@ -37,3 +81,25 @@ class BoundedProtocol(HttpToolsProtocol):
         """A request is whole: what follows is the next one's head."""
         self._in_head, self._moved_on = True, True
         super().on_message_complete()
+
+    # uvicorn
+
+    def send_400_response(self, msg: str) -> None:
+        super().send_400_response(msg)
+        self.abort_later()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self.abort_later()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close an idle connection, at once where the client has not read its last answer."""
+        if self.transport.get_write_buffer_size() > 0:
+            self.abort()
+        else:
+            super().timeout_keep_alive_handler()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._answering = cycle
+        super()._start_asgi_task(cycle, app)

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 from starlette.types import Send
-
-# A client that takes nothing for so long holds a seat in vain. What its kernel and ours buffer
-# comes before that: uvicorn's send waits only above 64 KiB unsent.
-SEND_TIMEOUT_S = 60.0
 
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -23,10 +18,7 @@ _encoder = msgspec.json.Encoder()
 
 
 class EventStream:
-    """One response. Headers go out with the first event, so that until then it may be an error.
-
-    Every method may raise TimeoutError, when the client has not read for SEND_TIMEOUT_S.
-    """
+    """One response. Headers go out with the first event, so that until then it may be an error."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -47,10 +39,7 @@ class EventStream:
     async def _write(self, data: bytes, *, more: bool = True) -> None:
         if not data:
             return
-        async with asyncio.timeout(SEND_TIMEOUT_S):
-            if not self.started:
-                self.started = True
-                await self._send(
-                    {"type": "http.response.start", "status": 200, "headers": _HEADERS}
-                )
-            await self._send({"type": "http.response.body", "body": data, "more_body": more})
+        if not self.started:
+            self.started = True
+            await self._send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})

@@ -15,6 +15,7 @@ import openai
 import pytest
 
 from cadenza.service.http import HttpServer, build_app
+from cadenza.service.http.connection import ConnectionLimits
 
 from ..conftest import Front
 
@@ -42,12 +43,36 @@ class Served:
 
     async def raw(self, path: str, body: dict[str, Any]) -> tuple[Any, asyncio.StreamWriter]:
         """A connection that has sent a request, for leaving rudely."""
+        return await self.raw_bytes(request_bytes(path, body))
+
+    async def raw_bytes(self, data: bytes) -> tuple[Any, asyncio.StreamWriter]:
+        """A connection that has sent these bytes."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        payload = json.dumps(body).encode()
-        head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(payload)}\r\n\r\n"
-        writer.write(head.encode() + payload)
+        writer.write(data)
         await writer.drain()
         return reader, writer
+
+    async def silent(self, data: bytes) -> socket.socket:
+        """A connection that has sent these bytes and never reads. The caller closes it."""
+        client = socket.socket()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.setblocking(False)
+        loop = asyncio.get_running_loop()
+        await loop.sock_connect(client, ("127.0.0.1", self.port))
+        await loop.sock_sendall(client, data)
+        return client
+
+    async def until_connections(self, count: int) -> None:
+        """Wait until the server has just so many."""
+        async with asyncio.timeout(10):
+            while self.server.num_connections != count:  # noqa: ASYNC110 - nothing tells
+                await asyncio.sleep(0.01)
+
+
+def request_bytes(path: str, body: dict[str, Any]) -> bytes:
+    payload = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(payload)}\r\n\r\n"
+    return head.encode() + payload
 
 
 OpenServed = Callable[..., AbstractAsyncContextManager[Served]]
@@ -56,10 +81,15 @@ OpenServed = Callable[..., AbstractAsyncContextManager[Served]]
 @pytest.fixture
 def serve(open_front) -> OpenServed:
     @asynccontextmanager
-    async def served(**options: Any) -> AsyncIterator[Served]:
+    async def served(
+        *, connections: ConnectionLimits | None = None, **options: Any
+    ) -> AsyncIterator[Served]:
         async with open_front(**options) as front:
             listener = socket.create_server(("127.0.0.1", 0))
-            server = HttpServer(build_app(front.generator), [listener], graceful_s=1)
+            # connections inherit it: little is sent that a client does not read
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 << 10)
+            app = build_app(front.generator)
+            server = HttpServer(app, [listener], graceful_s=1, limits=connections)
             serving = asyncio.create_task(server.serve())
             port = listener.getsockname()[1]
             async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=10) as http:

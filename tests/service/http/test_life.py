@@ -11,6 +11,7 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from cadenza.service.http.connection import ConnectionLimits
 from cadenza.service.limits import Limits
 from cadenza.service.request import GenerationRequest
 
@@ -274,11 +275,10 @@ def test_headers_without_end_are_cut_off(run, serve):
     run(main())
 
 
-def test_a_client_that_stops_reading_is_cut_off_and_others_go_on(run, serve, monkeypatch):
-    monkeypatch.setattr("cadenza.service.http.sse.SEND_TIMEOUT_S", 0.2)
-
+def test_a_client_that_stops_reading_is_cut_off_and_others_go_on(run, serve):
     async def main():
-        async with serve(max_model_len=100_000) as served:
+        limits = ConnectionLimits(send_s=0.2)
+        async with serve(connections=limits, max_model_len=100_000) as served:
             engine = served.front.engine
             engine.auto = False
             body = {**LONG, "max_tokens": 90_000, "stream": True, "logprobs": 20}
