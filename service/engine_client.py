@@ -6,8 +6,8 @@ import asyncio
 import itertools
 import socket
 import time
-from collections.abc import Callable
-from typing import Protocol, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, Protocol, TypeVarTuple, cast
 
 import structlog
 
@@ -31,13 +31,18 @@ from cadenza.wire.messages import (
     ToFront,
 )
 
+Told = TypeVarTuple("Told")
+
 logger = structlog.get_logger(__name__)
 
 _GONE = "The engine process is gone."
 
 
 class Row(Protocol):
-    """Receives what the engine says about one row. Called on the loop; must not block or raise."""
+    """Receives what the engine says about one row. Called on the loop; must not block.
+
+    A row that raises is logged, cancelled, and told that it failed; no other row notices.
+    """
 
     def on_admitted(self, cached_tokens: int) -> None:
         """The row got a seat, for the first time or again."""
@@ -185,7 +190,7 @@ class EngineClient(asyncio.Protocol):
         try:
             for message in self._reader.feed(data):
                 self._dispatch(message)
-        except (FrameError, ValueError) as error:  # ValueError: arrays of unequal lengths
+        except FrameError as error:
             self._fail(f"The engine sent what we cannot read: {error}")
 
     def eof_received(self) -> bool:
@@ -215,34 +220,31 @@ class EngineClient(asyncio.Protocol):
         if failed.request is None:
             self._fail(failed.message)
         elif row := self._rows.pop(failed.request, None):
-            row.on_failed(failed.message, retryable=False)
+            _fail_row(row, failed.message, retryable=False)
 
     def _on_step(self, step: Step) -> None:
+        news = _read(step)
         self.counters = step.counters
         rows = self._rows
-        if step.preempted:
-            for request in arrays.view_requests(step.preempted).tolist():
-                if row := rows.get(request):
-                    row.on_preempted()
-        if step.admitted:
-            cached = arrays.view_ids(step.admitted_cached).tolist()
-            for request, tokens in zip(
-                arrays.view_requests(step.admitted).tolist(), cached, strict=True
-            ):
-                if row := rows.get(request):
-                    row.on_admitted(tokens)
-        self._hand_out_tokens(step)
-
-    def _hand_out_tokens(self, step: Step) -> None:
-        rows = self._rows
-        requests = arrays.view_requests(step.requests).tolist()
-        tokens = arrays.view_ids(step.tokens).tolist()
-        logprobs = {entry.row: entry for entry in step.logprobs}
-        columns = zip(requests, tokens, step.finished, strict=True)
-        for index, (request, token, finished) in enumerate(columns):
+        for request in news.preempted:
+            if row := rows.get(request):
+                self._tell(request, row, row.on_preempted)
+        for request, cached_tokens in news.admitted:
+            if row := rows.get(request):
+                self._tell(request, row, row.on_admitted, cached_tokens)
+        for index, (request, token, finished) in enumerate(news.tokens):
             row = rows.pop(request, None) if finished else rows.get(request)
             if row is not None:
-                row.on_token(token, finished, logprobs.get(index))
+                logprobs = news.logprobs.get(index)
+                self._tell(request, row, row.on_token, token, finished, logprobs)
+
+    def _tell(self, request: int, row: Row, news: Callable[[*Told], None], *told: *Told) -> None:
+        try:
+            news(*told)
+        except Exception:
+            logger.exception("row_failed", request=request)
+            self.cancel(request)
+            _fail_row(row, "internal error", retryable=False)
 
     def _fail(self, reason: str) -> None:
         """The engine is dead: everybody who waits is told, once."""
@@ -256,6 +258,46 @@ class EngineClient(asyncio.Protocol):
             self._ready.exception()  # seen: nobody need be waiting
         rows, self._rows = self._rows, {}
         for row in rows.values():
-            row.on_failed(reason, retryable=True)
+            _fail_row(row, reason, retryable=True)
         if self._transport is not None:
             self._transport.close()
+
+
+class _News(NamedTuple):
+    """A step's arrays, taken apart."""
+
+    preempted: Sequence[int]
+    admitted: Sequence[tuple[int, int]]  # request, cached tokens
+    tokens: Sequence[tuple[int, int, int]]  # request, token, `wire.messages.Finished`
+    logprobs: Mapping[int, RowLogprobs]  # by index into `tokens`
+
+
+def _read(step: Step) -> _News:
+    """All of a step, before any of it is handed out.
+
+    Raises:
+        FrameError: arrays that are none, or of unequal lengths.
+    """
+    try:
+        admitted = arrays.view_requests(step.admitted).tolist()
+        cached = arrays.view_ids(step.admitted_cached).tolist()
+        requests = arrays.view_requests(step.requests).tolist()
+        tokens = arrays.view_ids(step.tokens).tolist()
+        for entry in step.logprobs:
+            if arrays.view_ids(entry.top_ids).size != arrays.view_floats(entry.top_logprobs).size:
+                raise ValueError("log-probabilities without their tokens")
+        return _News(
+            preempted=arrays.view_requests(step.preempted).tolist(),
+            admitted=list(zip(admitted, cached, strict=True)),
+            tokens=list(zip(requests, tokens, step.finished, strict=True)),
+            logprobs={entry.row: entry for entry in step.logprobs},
+        )
+    except ValueError as error:
+        raise FrameError(f"a step does not fit together: {error}") from error
+
+
+def _fail_row(row: Row, message: str, *, retryable: bool) -> None:
+    try:
+        row.on_failed(message, retryable=retryable)
+    except Exception:
+        logger.exception("row_failed_to_fail", message=message)

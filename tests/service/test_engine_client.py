@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from structlog.testing import capture_logs
 
 from cadenza.service.errors import EngineUnavailable, GenerationFailed
 from cadenza.service.request import GenerationRequest
 from cadenza.wire.arrays import pack_ids
-from cadenza.wire.messages import Cancel, Failed, Progress, Shutdown, Step
+from cadenza.wire.messages import Cancel, Failed, Progress, RowLogprobs, Shutdown, Step
 
 
 def test_rows_that_nobody_knows_are_ignored(run, open_front):
@@ -58,12 +59,83 @@ def test_bytes_that_are_no_message_end_the_connection(run, open_front, garbage):
     run(main())
 
 
-def test_arrays_of_unequal_lengths_end_the_connection(run, open_front):
+ONE = (1).to_bytes(8, "little")
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        {"requests": ONE},
+        {"requests": ONE, "tokens": pack_ids([5])},
+        {"requests": ONE[:7], "tokens": pack_ids([5]), "finished": b"\0"},
+        {"admitted": ONE * 2},
+        {"preempted": b"x"},
+        {"logprobs": (RowLogprobs(0, -1.0, pack_ids([5])),)},
+    ],
+)
+def test_arrays_that_do_not_fit_together_end_the_connection(run, open_front, arrays):
     async def main():
         async with open_front() as front:
-            front.engine.send(Step(step_id=1, requests=bytes(8), tokens=b"", finished=b""))
+            front.engine.auto = False
+            generation = await front.generator.submit(GenerationRequest(text="x"))
+            front.engine.send(
+                Step(**{"step_id": 1, "admitted": ONE, "admitted_cached": pack_ids([3]), **arrays})
+            )
             await front.client.lost()
-            assert not front.client.is_serving
+            assert "cannot read" in front.client.failure
+            with pytest.raises(GenerationFailed):  # of a step that is no step, nothing is told
+                await anext(generation)
+
+    run(main())
+
+
+def broken(*args: object, **kwargs: object) -> None:
+    raise ValueError("broken")
+
+
+@pytest.mark.parametrize("method", ["on_token", "on_admitted", "on_preempted"])
+@pytest.mark.parametrize("on_failed", [None, broken])
+def test_a_row_that_raises_fails_alone(run, open_front, monkeypatch, method, on_failed):
+    async def main():
+        async with open_front() as front:
+            front.engine.auto = False
+            bad = await front.generator.submit(GenerationRequest(text="x"))
+            good = await front.generator.submit(GenerationRequest(text="x", max_tokens=3))
+            [row] = bad._choices
+            monkeypatch.setattr(row, method, broken)
+            if on_failed is not None:
+                monkeypatch.setattr(row, "on_failed", on_failed)
+            await front.engine.until(lambda: len(front.engine.waiting) == 2)
+            front.engine.preempted = [row.number]
+            with capture_logs() as logs:
+                front.engine.resume()
+                events = [event async for batch in good for event in batch]
+
+            assert events[-1].completion_tokens == 3
+            await front.engine.until(lambda: row.number in front.engine.cancels())
+            assert front.client.is_serving
+            assert {log["event"] for log in logs} >= {"row_failed"}
+            if on_failed is None:
+                with pytest.raises(GenerationFailed, match="internal error") as caught:
+                    [batch async for batch in bad]
+                assert not caught.value.retryable
+
+    run(main())
+
+
+def test_rows_that_cannot_be_told_of_a_lost_engine_do_not_keep_it_from_others(
+    run, open_front, monkeypatch
+):
+    async def main():
+        async with open_front() as front:
+            front.engine.auto = False
+            bad = await front.generator.submit(GenerationRequest(text="x"))
+            good = await front.generator.submit(GenerationRequest(text="x"))
+            monkeypatch.setattr(bad._choices[0], "on_failed", broken)
+            front.engine.die()
+            with pytest.raises(GenerationFailed):
+                await anext(good)
+            await front.client.lost()
 
     run(main())
 
