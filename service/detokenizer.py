@@ -40,7 +40,7 @@ class Detokenizer:
         if text is None:
             return self.flush() if self._num_held > _MAX_HELD else ""
         self._settle()
-        return text if text.isascii() else _encodable(text)
+        return encodable(text)
 
     def flush(self) -> str:
         """The text of what is held, its incomplete bytes as U+FFFD."""
@@ -52,7 +52,7 @@ class Detokenizer:
         said = text[len(before) :] if text.startswith(before) else self._decode(held)
         self._settle()
         self._stream = self._start()
-        return _encodable(said)
+        return encodable(said)
 
     def _settle(self) -> None:
         self._num_held = 0
@@ -66,6 +66,8 @@ class Detokenizer:
         return str(self._backend.decode(ids, skip_special_tokens=True))
 
 
-def _encodable(text: str) -> str:
-    """The text with lone surrogates replaced: JSON and protobuf must be able to carry it."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+def encodable(text: str) -> str:
+    """`text` with U+FFFD for each lone surrogate, which neither JSON nor protobuf can carry."""
+    if text.isascii():
+        return text
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

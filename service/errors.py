@@ -7,7 +7,7 @@
     └── EngineUnavailable           the engine is stopping or dead; retry elsewhere or later
         └── GenerationFailed        this generation failed after it had begun
 
-One table, `STATUS`, maps each to an HTTP status, an OpenAI error type and a gRPC code name.
+`status_of` maps each to an HTTP status, an OpenAI error type and a gRPC code name.
 """
 
 from __future__ import annotations

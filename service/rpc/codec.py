@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, assert_never, overload
 
+from cadenza.service.detokenizer import encodable
 from cadenza.service.events import (
     Admitted,
     Delta,
@@ -197,10 +198,3 @@ def _choice_finished(event: Finished) -> pb.ChoiceFinished:
     elif event.stop_reason is not None:
         message.stop_token_id = event.stop_reason
     return message
-
-
-def encodable(text: str) -> str:
-    """`text` with U+FFFD for each lone surrogate, which protobuf would refuse to encode."""
-    if text.isascii():
-        return text
-    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

@@ -10,8 +10,9 @@ from google.protobuf import any_pb2, duration_pb2
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 from grpc_status import rpc_status
 
+from cadenza.service.detokenizer import encodable
 from cadenza.service.errors import GenerationFailed, RequestError, status_of
-from cadenza.service.rpc.codec import encodable, field_path
+from cadenza.service.rpc.codec import field_path
 from cadenza.v1 import generation_pb2 as pb
 
 # A message may quote the client, and trailing metadata over 8 KiB reaches no client at all: it
