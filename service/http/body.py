@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope
 
 from cadenza.service.errors import InvalidRequest
+from cadenza.service.http.connection import connection_of
 from cadenza.service.http.errors import ClientGone
 
 MAX_BODY_BYTES = 4 << 20
@@ -19,7 +21,8 @@ async def read_json(scope: Scope, receive: Receive) -> dict[str, Any]:
     """The body as a JSON object.
 
     Raises:
-        HTTPException: 413 over MAX_BODY_BYTES, 415 for a compressed body.
+        HTTPException: 413 over MAX_BODY_BYTES, 415 for a compressed body, 408 for one that takes
+            longer than the connection's `body_s`.
         InvalidRequest: no JSON, or no object.
         ClientGone: the client left before it had sent everything.
     """
@@ -29,7 +32,13 @@ async def read_json(scope: Scope, receive: Receive) -> dict[str, Any]:
     length = headers.get("content-length", "")
     if length.isdecimal() and int(length) > MAX_BODY_BYTES:
         raise _too_large()
-    return _decode(await _read(receive))
+    try:
+        async with asyncio.timeout(connection_of(scope).limits.body_s):
+            body = await _read(receive)
+    except TimeoutError as error:
+        message = "The body did not arrive in time."
+        raise HTTPException(408, message, {"connection": "close"}) from error
+    return _decode(body)
 
 
 async def _read(receive: Receive) -> bytes:

@@ -9,6 +9,7 @@ from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from cadenza.service.http.connection import ConnectionLimits
+from cadenza.service.http.errors import plain_error
 
 MAX_HEAD_BYTES = 64 << 10
 
@@ -16,15 +17,17 @@ MAX_HEAD_BYTES = 64 << 10
 class BoundedProtocol(HttpToolsProtocol):
     """Refuses a request whose line and headers exceed MAX_HEAD_BYTES (and at most one read more).
 
-    Without it the parser gathers a header for as long as the client sends one. A connection that
-    is to close is aborted `send_s` later, since a transport waits for ever for a client to read.
-    Implements `Connection`.
+    Without it the parser gathers a header for as long as the client sends one. A head must be whole
+    within `head_s`; beyond `max_connections` a connection is refused. A connection that is to close
+    is aborted `send_s` later, since a transport waits for ever for a client to read. Implements
+    `Connection`.
     """
 
     _head_bytes = 0  # received in a row without a head or a body becoming whole
     _in_head = True
     _moved_on = False
     _answering: RequestResponseCycle | None = None  # uvicorn keeps only the last one parsed
+    _head_due: asyncio.TimerHandle | None = None
     _end: asyncio.TimerHandle | None = None  # of a connection that is to close
 
     def __init__(self, *args: Any, limits: ConnectionLimits, **options: Any) -> None:
@@ -45,11 +48,19 @@ class BoundedProtocol(HttpToolsProtocol):
 
     # asyncio.Protocol
 
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self.limits.max_connections:
+            self._refuse()
+        else:
+            self._expect_head()
+
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell the request being answered, too, where others are queued behind it."""
         super().connection_lost(exc)
-        if self._end is not None:
-            self._end.cancel()
+        for timer in (self._head_due, self._end):
+            if timer is not None:
+                timer.cancel()
         if self._answering is not None and not self._answering.response_complete:
             self._answering.disconnected = True
             self._answering.message_event.set()
@@ -60,8 +71,13 @@ class BoundedProtocol(HttpToolsProtocol):
         super().data_received(data)
         if self._moved_on or not self._in_head:
             self._head_bytes = 0
-            return
-        self._head_bytes += len(data)
+        else:
+            self._count_head(len(data))
+        if not self._is_answering:
+            self._expect_head()  # uvicorn has just given up its own timer
+
+    def _count_head(self, num_bytes: int) -> None:
+        self._head_bytes += num_bytes
         if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
             self.send_400_response("The request's headers are too large.")
 
@@ -75,6 +91,9 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """A head is whole: what follows is its body."""
         self._in_head, self._moved_on = False, True
+        if self._head_due is not None:
+            self._head_due.cancel()
+            self._head_due = None
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
@@ -103,3 +122,23 @@ class BoundedProtocol(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._answering = cycle
         super()._start_asgi_task(cycle, app)
+
+    @property
+    def _is_answering(self) -> bool:
+        return self._answering is not None and not self._answering.response_complete
+
+    def _expect_head(self) -> None:
+        """Abort unless a head is whole in time. What is expected already keeps its time."""
+        if self._head_due is None:
+            self._head_due = self.loop.call_later(self.limits.head_s, self.abort)
+
+    def _refuse(self) -> None:
+        """Answer before any request: the client is told, and nothing of it is parsed."""
+        body = plain_error(503, "There are too many connections.").body
+        head = (
+            "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\nretry-after: 1\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + bytes(body))
+        self.transport.close()
+        self.abort_later()

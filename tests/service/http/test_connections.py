@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 
 import pytest
 
@@ -105,5 +107,106 @@ def test_the_tasks_that_read_several_generations_end_with_their_stream(run, open
             assert asyncio.all_tasks() == before
             for generation in generations:
                 generation.cancel()
+
+    run(main())
+
+
+HEALTH = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
+UNWANTED = b"POST /nope HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n"
+
+
+async def rest_of(reader) -> bytes:
+    """Everything up to the end of the connection, which an abort may announce rudely."""
+    data = bytearray()
+    with contextlib.suppress(ConnectionResetError):
+        while part := await reader.read(1 << 16):
+            data += part
+    return bytes(data)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"GET /health HTT",
+        b"GET /health HTTP/1.1\r\nhost: x\r\n",
+        HEALTH + b"\r\n",
+        HEALTH + b"GET /hea",
+        UNWANTED,
+        UNWANTED + b"half",
+    ],
+)
+def test_a_connection_that_sends_no_whole_request_is_dropped(run, serve, sent):
+    async def main():
+        async with serve(connections=ConnectionLimits(head_s=0.2, idle_s=1)) as served:
+            reader, writer = await served.raw_bytes(sent)
+            answer = await rest_of(reader)
+
+            assert answer.count(b"HTTP/1.1 ") == min(1, sent.count(b"\r\n\r\n"))
+            assert served.server.num_connections == 0
+            writer.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("more", [b"\r\n", b"GET /hea", HEALTH[:-2]])
+def test_half_a_request_after_a_whole_one_does_not_keep_a_connection(run, serve, more):
+    async def main():
+        async with serve(connections=ConnectionLimits(head_s=0.2)) as served:
+            reader, writer = await served.raw_bytes(HEALTH)
+            assert b" 200 " in await reader.readuntil(b"\r\n\r\n")
+            writer.write(more)
+            assert await rest_of(reader) == b""
+            writer.close()
+
+    run(main())
+
+
+def test_an_answer_may_take_longer_than_a_request(run, serve):
+    async def main():
+        async with serve(connections=ConnectionLimits(head_s=0.2, body_s=0.2)) as served:
+            engine = served.front.engine
+            engine.auto = False
+            reader, writer = await served.raw(COMPLETIONS, {"prompt": "x", "stream": True})
+            await engine.until(lambda: bool(engine.waiting))
+            for _ in range(2):  # clients that came later have used up their time
+                silent_reader, silent_writer = await served.raw_bytes(b"")
+                await rest_of(silent_reader)
+                silent_writer.close()
+            engine.resume()
+            assert (await reader.readuntil(b"[DONE]")).startswith(b"HTTP/1.1 200 ")
+            writer.close()
+
+    run(main())
+
+
+def test_half_a_body_is_answered_408_and_the_connection_closed(run, serve):
+    async def main():
+        async with serve(connections=ConnectionLimits(body_s=0.2)) as served:
+            whole = request_bytes(COMPLETIONS, {"prompt": "x"})
+            reader, writer = await served.raw_bytes(whole[:-3])
+            answer = await rest_of(reader)
+
+            assert answer.startswith(b"HTTP/1.1 408 ")
+            assert b"did not arrive in time" in answer
+            writer.close()
+
+    run(main())
+
+
+def test_a_connection_too_many_is_answered_503_and_closed(run, serve):
+    async def main():
+        async with serve(connections=ConnectionLimits(max_connections=2)) as served:
+            others = [await served.raw_bytes(b"") for _ in range(2)]
+            await served.until_connections(2)
+            reader, writer = await served.raw_bytes(b"")
+            answer = await rest_of(reader)
+            assert answer.startswith(b"HTTP/1.1 503 ")
+            assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["type"]
+            writer.close()
+            others[0][1].close()
+            await served.until_connections(1)
+            assert (await served.http.get("/health")).status_code == 200
+            others[1][1].close()
 
     run(main())
