@@ -10,8 +10,8 @@ import structlog
 from cadenza.engine.channel import Channel
 from cadenza.engine.frames import step_frame
 from cadenza.scheduler.plan import Runner, StepOutcome
-from cadenza.scheduler.request import Arrival
-from cadenza.scheduler.scheduler import NeverFits, Scheduler
+from cadenza.scheduler.request import Arrival, Refused
+from cadenza.scheduler.scheduler import Scheduler
 from cadenza.scheduler.states import FinishReason
 from cadenza.wire.arrays import view_ids
 from cadenza.wire.messages import Cancel, Failed, Finish, Shutdown, Submit, ToEngine
@@ -42,6 +42,7 @@ class EngineLoop:
         self._clock = clock
         self._outcome: StepOutcome | None = None
         self._stopping = False
+        self._was_congested = False
 
     def run(self) -> None:
         """Serve until `Shutdown`.
@@ -59,8 +60,9 @@ class EngineLoop:
 
     def _drain_inbox(self) -> None:
         congested = self._channel.backlog > MAX_BACKLOG_BYTES
-        if congested:
+        if congested and not self._was_congested:
             _log.warning("the front process does not read; waiting", backlog=self._channel.backlog)
+        self._was_congested = congested
         waits = congested or not self._scheduler.has_unfinished
         for message in self._channel.receive(None if waits else 0):
             self._handle(message)
@@ -90,7 +92,7 @@ class EngineLoop:
         )
         try:
             self._scheduler.add(arrival, self._clock())
-        except NeverFits as error:
+        except Refused as error:
             self._channel.send(Failed(message=str(error), request=message.request))
         else:
             self._submits[message.request] = message

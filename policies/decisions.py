@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import structlog
 
+from cadenza.policies.builtin import DEFAULTS
 from cadenza.policies.profile import Profile
 from cadenza.policies.views import (
     BoolArray,
@@ -37,6 +38,7 @@ class Decisions:
 
     def __init__(self, profile: Profile) -> None:
         self._profile = profile
+        self._faulty: set[tuple[str, str]] = set()
         self.faults = 0
 
     def order_admissions(self, waiting: RequestColumns, step: StepView) -> FloatArray:
@@ -63,30 +65,49 @@ class Decisions:
 
     def guard_starvation(self, waiting: RequestColumns, step: StepView) -> BoolArray:
         """bool [waiting], True where any guard sees starvation."""
-        check = _mask(len(waiting))
-
-        def check_any(answers: Any) -> BoolArray:
-            masks = [check(answer) for answer in answers]
-            return np.logical_or.reduce(masks, axis=0) if masks else np.zeros(len(waiting), bool)
-
-        return self._ask("guard_starvation", check_any, waiting=waiting, step=step)
+        starving = np.zeros(len(waiting), dtype=bool)
+        for guard in self._profile.guards:
+            answer = self._try(
+                guard, "guard_starvation", _mask(len(waiting)), waiting=waiting, step=step
+            )
+            if answer is not None:
+                starving |= answer
+        return starving
 
     def _ask(self, hook: str, check: Check, **arguments: Any) -> npt.NDArray[Any]:
+        answer = self._try(self._profile.names[hook], hook, check, **arguments)
+        if answer is None:
+            return check(self._profile.caller(hook, DEFAULTS[hook])(**arguments))
+        return answer
+
+    def _try(
+        self, policy: str, hook: str, check: Check, **arguments: Any
+    ) -> npt.NDArray[Any] | None:
+        """What one policy answers; None if it has no opinion, or if it failed."""
         try:
-            answer = self._profile.chosen(hook)(**arguments)
-            if answer is not None:
-                return check(answer)
-        except Exception as error:
-            # The boundary between foreign code and the core: whatever it raised stays here.
-            self.faults += 1
-            _log.warning(
-                "policy fault", hook=hook, policy=self._profile.names[hook], error=repr(error)
-            )
-        return check(self._profile.default(hook)(**arguments))
+            answer = self._profile.caller(hook, policy)(**arguments)
+            # A union hook answers with a list, here of one policy's answer at most
+            if isinstance(answer, list):
+                answer = answer[0] if answer else None
+            return None if answer is None else check(answer)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            # The boundary between foreign code and the core: SystemExit too stays here.
+            self._count_fault(policy, hook, error)
+            return None
+
+    def _count_fault(self, policy: str, hook: str, error: BaseException) -> None:
+        """Log the first fault of each policy in each hook; a broken one would fill the log."""
+        self.faults += 1
+        if (policy, hook) not in self._faulty:
+            self._faulty.add((policy, hook))
+            _log.warning("policy fault", hook=hook, policy=policy, error=repr(error))
 
 
 def _array(answer: Any, length: int, kinds: str, what: str) -> npt.NDArray[Any]:
-    if not isinstance(answer, np.ndarray):
+    # Subclasses compute otherwise: a masked array would hide requests from the core for ever.
+    if type(answer) is not np.ndarray:
         raise AnswerError(f"expected a NumPy array of {what}, got {type(answer).__name__}")
     if answer.shape != (length,):
         raise AnswerError(f"expected shape ({length},), got {answer.shape}")
@@ -117,6 +138,6 @@ def _counts(length: int) -> Check:
 
 def _mask(length: int) -> Check:
     def check(answer: Any) -> BoolArray:
-        return _array(answer, length, "b", "booleans")
+        return _array(answer, length, "b", "booleans").copy()
 
     return check

@@ -29,9 +29,11 @@ from cadenza.policies.views import (
 def order_admissions(waiting: RequestColumns, step: StepView) -> FloatArray | None:
     """Score the waiting requests; the lowest score is admitted first.
 
-    Called when at least one request waits and a seat is free. Return one float per waiting
-    request; +inf keeps a request out of this step. Ties keep arrival order. The scan ends at the
-    first request that does not fit. Default: arrival order. Stops at the first answer.
+    Called when at least one request waits, a seat is free, and the running requests have the
+    memory that they need. Return one float per waiting request; +inf keeps a request out of this
+    step, unless a guard marks it or nothing runs and everybody is kept out. Ties keep arrival
+    order. The scan ends at the first request that lacks memory; one whose prefill is too long for
+    this step's tokens is passed over. Default: arrival order. Stops at the first answer.
     """
 
 
@@ -41,10 +43,12 @@ def reserve_blocks(
 ) -> IntArray | None:
     """Say how many blocks must stay free for growth if candidates enter.
 
-    Called after `order_admissions`, with the candidates in admission order. Return
-    len(candidates) + 1 whole numbers, none negative: element k must still be free once the first k
-    candidates hold their blocks. Waived when nothing runs. Default: adaptive new-token ratio.
-    Stops at the first answer.
+    Called after `order_admissions`, so only when somebody may enter, with at most as many
+    candidates as seats are free, in admission order. Return len(candidates) + 1 whole numbers,
+    none negative: candidate k (from 1) enters only if element k, and the watermark on top of it,
+    is still free once the first k candidates hold their blocks. Element 0 is what the running
+    requests alone want. Waived for whoever enters while nothing runs. Default: adaptive new-token
+    ratio. Stops at the first answer.
     """
 
 
@@ -53,9 +57,9 @@ def select_victims(running: RequestColumns, step: StepView) -> FloatArray | None
     """Score the running requests; the lowest score is preempted first.
 
     Called when the running requests lack blocks for the tokens they are about to write. Just
-    enough of them are preempted, judged by the blocks they would free together. The request that
-    arrived first is taken last whatever its score. Default: newest admission first. Stops at the
-    first answer.
+    enough of them are preempted, judged by the blocks they would free together; a score of +inf
+    is a preference like any other, not a refusal. The request that arrived first is taken last
+    whatever its score. Default: newest admission first. Stops at the first answer.
     """
 
 
@@ -66,14 +70,15 @@ def choose_preemption(
     """Choose per victim: True swaps its blocks to the host, False drops them for recompute.
 
     Called once the victims of this step are settled. A victim that cannot be swapped is recomputed
-    whatever the answer. Default: recompute. Stops at the first answer.
+    whatever the answer; without a host pool that is every victim. Default: recompute. Stops at the
+    first answer.
     """
 
 
 @hookspec
 def guard_starvation(waiting: RequestColumns, step: StepView) -> BoolArray | None:
-    """Mark waiting requests that are starving; they are admitted before all others, by arrival.
+    """Mark waiting requests that are starving; they take every fourth admission, by arrival.
 
-    Called before `order_admissions`, with the same requests. Every policy is asked, and any True
-    counts. Default: bounded overtake.
+    Called before `order_admissions`, with the same requests. The chosen policy and the default are
+    both asked, and any True counts. None marks nobody. Default: bounded overtake.
     """

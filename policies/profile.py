@@ -20,7 +20,8 @@ class ProfileError(Exception):
 class Profile:
     """The chosen policy of every hook, with the default behind it.
 
-    A policy with several hooks is asked only for those that the profile gives it.
+    A policy with several hooks is asked only for those that the profile gives it. Guards add up:
+    the default guard stands beside a chosen one.
     """
 
     def __init__(
@@ -33,31 +34,47 @@ class Profile:
             policies: policy name to class, the defaults among them.
 
         Raises:
-            ProfileError: unknown hook or policy, or a policy without that hook.
+            ProfileError: unknown hook or policy, a policy without that hook, or one that cannot be
+                built or registered.
         """
         self.names = {**DEFAULTS, **(chosen or {})}
         for hook, policy in self.names.items():
             _check(hook, policy, policies)
         self._manager = pluggy.PluginManager(PROJECT)
         self._manager.add_hookspecs(hookspecs)
-        # pluggy asks the latest registration first, so that the defaults stand behind the chosen.
         for policy in dict.fromkeys([*DEFAULTS.values(), *self.names.values()]):
-            self._manager.register(policies[policy](), name=policy)
-        self._manager.check_pending()
-        self._callers = {hook: self._only(hook, name) for hook, name in self.names.items()}
-        self._defaults = {hook: self._only(hook, name) for hook, name in DEFAULTS.items()}
+            self._register(policy, policies[policy])
+        self._callers = {
+            (hook, policy): self._only(hook, policy)
+            for names in (DEFAULTS, self.names)
+            for hook, policy in names.items()
+        }
 
-    def chosen(self, hook: str) -> pluggy.HookCaller:
-        """Ask the chosen policy of `hook` alone."""
-        return self._callers[hook]
+    @property
+    def guards(self) -> tuple[str, ...]:
+        """The policies that `guard_starvation` asks, the chosen one first."""
+        hook = "guard_starvation"
+        return tuple(dict.fromkeys((self.names[hook], DEFAULTS[hook])))
 
-    def default(self, hook: str) -> pluggy.HookCaller:
-        """Ask the default policy of `hook` alone."""
-        return self._defaults[hook]
+    def caller(self, hook: str, policy: str) -> pluggy.HookCaller:
+        """Asks one policy, the chosen or the default one of `hook`, and nobody else."""
+        return self._callers[hook, policy]
+
+    def _register(self, policy: str, cls: type) -> None:
+        try:
+            self._manager.register(cls(), name=policy)
+            self._manager.check_pending()
+        except Exception as error:
+            raise ProfileError(f"policy {policy!r} cannot be used: {error}") from error
 
     def _only(self, hook: str, policy: str) -> pluggy.HookCaller:
         others = [plugin for name, plugin in self._manager.list_name_plugin() if name != policy]
-        return self._manager.subset_hook_caller(hook, others)
+        caller = self._manager.subset_hook_caller(hook, others)
+        if not caller.get_hookimpls():
+            raise ProfileError(
+                f"policy {policy!r} has a method {hook} that is not marked with @hookimpl"
+            )
+        return caller
 
 
 def _check(hook: str, policy: str, policies: Mapping[str, type]) -> None:

@@ -48,6 +48,17 @@ class BlockPool:
     def counts(self) -> BlockCounts:
         return BlockCounts(len(self._free), len(self._cached), self._num_held)
 
+    @property
+    def references(self) -> Blocks:
+        """How many tables hold each block: a read-only view."""
+        view = self._references.view()
+        view.flags.writeable = False
+        return view
+
+    def num_unheld(self, blocks: Sequence[int]) -> int:
+        """How many of these published blocks nobody holds; pinning them takes them from stock."""
+        return int((self._references[list(blocks)] == 0).sum())
+
     def allocate(self, num: int) -> Blocks:
         """Take `num` blocks with one reference each; evicts the oldest cached ones if it must.
 
@@ -110,18 +121,6 @@ class BlockPool:
             key = self._key_of.pop(int(block), None)
             if key is not None:
                 del self._block_of[key]
-
-    def freed_by(self, tables: Sequence[Blocks]) -> int:
-        """How many blocks would become available if all these tables were released."""
-        if not tables:
-            return 0
-        blocks, drops = np.unique(np.concatenate(tables), return_counts=True)
-        return int((self._references[blocks] == drops).sum())
-
-    def clear_cache(self) -> None:
-        """Forget every unheld block's key."""
-        while self._cached:
-            self._evict_oldest()
 
     def _evict_oldest(self) -> None:
         block = next(iter(self._cached))

@@ -62,7 +62,8 @@ class Reaper:
             plan_rows=told,
         )
         for row in rows[failed]:
-            self._pool.forget(table.blocks(row))
+            # What it found in the index was computed by others and is theirs to judge
+            self._pool.forget(table.blocks(row)[table.matched_blocks[row] :])
         for row in rows[told[ended.finished != FinishReason.NOT.value]]:
             self.remove(int(row))
         return ended
@@ -78,9 +79,9 @@ class Reaper:
         spent = table.generated_tokens[rows] >= table.max_tokens[rows]
         full = table.num_tokens[rows] >= self._config.max_model_len
         codes[spent | full] = FinishReason.LENGTH.value
-        for index in np.flatnonzero(table.has_stop_ids[rows]):
-            if int(tokens[index]) in table.cold(int(rows[index])).stop_token_ids:
-                codes[index] = FinishReason.STOP_TOKEN.value
+        picky = np.flatnonzero(table.has_stop_ids[rows])
+        stopped = (table.stop_token_ids[rows[picky]] == tokens[picky, None]).any(axis=1)
+        codes[picky[stopped]] = FinishReason.STOP_TOKEN.value
         codes[np.isin(tokens, self._eos) & ~table.ignore_eos[rows]] = FinishReason.EOS.value
         return codes
 

@@ -16,7 +16,8 @@ class StepReport:
     """The last outcome applied, and the seats that changed hands in this step.
 
     `requests`, `tokens`, `finished` and `plan_rows` are parallel: one element for each row that
-    got a token or ended by itself. Cancelled rows do not appear.
+    got a token or ended by itself. A row that was dropped while its token was computed still shows
+    that token; the reader has forgotten it.
     """
 
     requests: Int64Array
@@ -26,10 +27,6 @@ class StepReport:
     admitted: Int64Array  # requests
     admitted_cached: Int32Array  # tokens of each that were found in the prefix index
     preempted: Int64Array  # requests
-
-    @property
-    def is_empty(self) -> bool:
-        return not (len(self.requests) or len(self.admitted) or len(self.preempted))
 
 
 class StepResult(NamedTuple):
@@ -52,6 +49,6 @@ class Statistics:
     preemptions: int
     computed_tokens: int  # in prefills, recomputed ones included, and in decodes
     generated_tokens: int
-    prefix_queries: int  # tokens of admitted rows that were looked up
+    prefix_queries: int  # tokens looked up at first admissions
     prefix_hits: int  # tokens of them found
     policy_faults: int

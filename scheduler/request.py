@@ -12,6 +12,13 @@ from cadenza.scheduler.prefix import BlockKey
 Tokens = npt.NDArray[np.int32]
 
 
+MAX_STOP_TOKEN_IDS = 16
+
+
+class Refused(ValueError):
+    """The scheduler cannot take the request as it is. The sentence may be shown to the client."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
     """A request as it enters the scheduler."""
@@ -25,6 +32,26 @@ class Arrival:
     priority: int = 0  # lower is earlier
     cache_salt: str = ""
 
+    def check(self, max_model_len: int) -> None:
+        """Make sure that the request can run, alone at least.
+
+        Raises:
+            Refused: no prompt, nothing to generate, no room for a token, too many stop token ids.
+        """
+        known = len(self.prompt) + len(self.emitted)
+        if not len(self.prompt):
+            raise Refused("the prompt is empty")
+        if known >= max_model_len:
+            raise Refused(
+                f"{known} tokens leave no room to generate within max_model_len {max_model_len}"
+            )
+        if len(self.emitted) >= self.max_tokens:
+            raise Refused(
+                f"{len(self.emitted)} emitted tokens leave none of max_tokens {self.max_tokens}"
+            )
+        if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+            raise Refused(f"there are more than {MAX_STOP_TOKEN_IDS} stop token ids")
+
 
 @dataclass(slots=True, eq=False)
 class Request:
@@ -35,7 +62,6 @@ class Request:
     """
 
     tokens: Tokens
-    stop_token_ids: frozenset[int]
     salt: str
     keys: list[BlockKey] = field(default_factory=list)
 

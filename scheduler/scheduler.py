@@ -17,18 +17,14 @@ from cadenza.scheduler.blocks import BlockPool
 from cadenza.scheduler.config import SchedulerConfig
 from cadenza.scheduler.plan import BoolArray, StepOutcome, StepPlan
 from cadenza.scheduler.planning import Counts, PlanBuilder
-from cadenza.scheduler.prefix import extend_keys
+from cadenza.scheduler.prefix import BlockKey, extend_keys
 from cadenza.scheduler.reaping import Ended, Reaper
 from cadenza.scheduler.report import Statistics, StepReport, StepResult
-from cadenza.scheduler.request import Arrival
+from cadenza.scheduler.request import Arrival, Refused
 from cadenza.scheduler.states import State
 from cadenza.scheduler.table import RequestTable, Rows
 from cadenza.scheduler.victims import just_enough
 from cadenza.scheduler.waiting import NORMAL_PER_STARVING, interleave, later_admissions
-
-
-class NeverFits(ValueError):
-    """The request could not run even alone; it was not taken."""
 
 
 class _Budget(NamedTuple):
@@ -69,17 +65,13 @@ class Scheduler:
         """Take a request; it waits from now on.
 
         Raises:
-            NeverFits: prompt and emitted tokens leave no room for one more token.
+            Refused: it could not run even alone, or its id is in use.
         """
-        known = len(arrival.prompt) + len(arrival.emitted)
-        if known >= self.config.max_model_len:
-            raise NeverFits(
-                f"{known} tokens leave no room to generate within max_model_len "
-                f"{self.config.max_model_len}"
-            )
-        assert len(arrival.prompt) > 0
-        assert len(arrival.emitted) < arrival.max_tokens
-        self._table.add(arrival, now_s)
+        arrival.check(self.config.max_model_len)
+        if arrival.request in self._table:
+            raise Refused(f"request {arrival.request} is here already")
+        row = self._table.add(arrival, now_s)
+        self._hash_prompt(row)
 
     def drop(self, request: int) -> None:
         """Let a request go: its client is gone, or found a stop string.
@@ -99,7 +91,11 @@ class Scheduler:
         """
         self._steps += 1
         ended = self._reap(outcome)
-        plan = PlanBuilder(step_id=self._steps, token_budget=self.config.max_num_batched_tokens)
+        plan = PlanBuilder(
+            step_id=self._steps,
+            token_budget=self.config.max_num_batched_tokens,
+            block_size=self.config.block_size,
+        )
         budget = self._budget()
         self._admit(plan, budget, now_s)
         self._preempt(plan, budget, now_s)
@@ -160,12 +156,14 @@ class Scheduler:
         )
         fresh: list[int] = []
         for index, row in enumerate(candidates):
-            if not plan.room_for_prefill(self.config.block_size):
+            hits = self._match(int(row))
+            if plan.is_full or not self._has_blocks(plan, int(row), hits, int(keep[index + 1])):
                 break
+            remaining = int(self._table.num_tokens[row]) - len(hits) * self.config.block_size
+            if not plan.has_room_for(remaining):
+                continue
             is_fresh = bool(self._table.state[row] == State.WAITING.value)
-            spare = int(keep[index + 1]) + self._watermark
-            if not self._try_seat(plan, int(row), 0 if plan.is_empty else spare):
-                break
+            self._seat(plan, int(row), hits)
             self._normal_since_starving = 0 if starving[index] else self._normal_since_starving + 1
             if is_fresh:
                 fresh.append(int(self._table.arrival[row]))
@@ -186,31 +184,36 @@ class Scheduler:
         order = interleave(np.flatnonzero(starving), normal, lead)[: self._table.free_seats]
         return waiting[order], starving[order]
 
-    def _try_seat(self, plan: PlanBuilder, row: int, keep: int) -> bool:
-        """Seat a row with all blocks of its known tokens if `keep` blocks stay available."""
-        table, size = self._table, self.config.block_size
-        known = int(table.num_tokens[row])
-        hits = self._match(row, known)
-        self._pool.pin(hits)
-        needed = -(-known // size) - len(hits)
-        if self._pool.num_available - needed < keep:
-            self._pool.release(hits)
-            return False
-        shared = np.array(hits, dtype=np.int32)
-        blocks = np.concatenate((shared, self._pool.allocate(needed)))
-        table.seat_row(row, blocks, len(hits) * size)
-        plan.place_admitted(row, len(hits) * size)
-        self._prefix_queries += known
-        self._prefix_hits += len(hits) * size
-        return True
+    def _has_blocks(self, plan: PlanBuilder, row: int, hits: list[int], keep: int) -> bool:
+        """Whether the row may hold all its known tokens, with `keep` and the watermark left."""
+        missing = self._table.blocks_for(row) - len(hits)
+        left = self._pool.num_available - self._pool.num_unheld(hits) - missing
+        return left >= (0 if plan.is_empty else keep + self._watermark)
 
-    def _match(self, row: int, known: int) -> list[int]:
-        """Cached blocks of the row's prefix. At least one token is left to compute."""
+    def _seat(self, plan: PlanBuilder, row: int, hits: list[int]) -> None:
+        table, cached = self._table, len(hits) * self.config.block_size
+        self._pool.pin(hits)
+        missing = self._pool.allocate(table.blocks_for(row) - len(hits))
+        known = int(table.num_tokens[row])
+        if table.state[row] == State.WAITING.value:
+            self._prefix_queries += known
+            self._prefix_hits += cached
+        table.seat_row(row, np.concatenate((np.array(hits, dtype=np.int32), missing)), cached)
+        plan.place_admitted(row, cached, known - cached)
+
+    def _hash_prompt(self, row: int) -> list[BlockKey]:
+        """The row's keys, for as many blocks as a match may use: a token is left to compute."""
+        cold = self._table.cold(row)
+        most = (int(self._table.num_tokens[row]) - 1) // self.config.block_size
+        if self.config.enable_prefix_caching:
+            extend_keys(cold.keys, cold.salt, cold.tokens, self.config.block_size, most)
+        return cold.keys[:most]
+
+    def _match(self, row: int) -> list[int]:
+        """Blocks of the row's prefix that are in the index now; not pinned yet."""
         if not self.config.enable_prefix_caching:
             return []
-        cold, most = self._table.cold(row), (known - 1) // self.config.block_size
-        extend_keys(cold.keys, cold.salt, cold.tokens, self.config.block_size, most)
-        return self._pool.match(cold.keys[:most])
+        return self._pool.match(self._hash_prompt(row))
 
     def _count_overtakes(self, waiting: Rows, fresh: list[int]) -> None:
         left = waiting[self._table.seat[waiting] < 0]
@@ -220,8 +223,9 @@ class Scheduler:
         table = self._table
         growing = rows[growth > 0]
         table.append_blocks(growing, self._pool.allocate(len(growing)))
-        decoding = table.num_tokens[rows] - table.computed_tokens[rows] == 1
-        plan.place_running(rows[decoding], rows[~decoding])
+        remaining = table.num_tokens[rows] - table.computed_tokens[rows]
+        decoding = remaining == 1
+        plan.place_running(rows[decoding], rows[~decoding], remaining[~decoding])
 
     def _preempt(self, plan: PlanBuilder, budget: _Budget, now_s: float) -> None:
         """Clear the deficit with just enough victims, then place who is left."""
@@ -245,7 +249,7 @@ class Scheduler:
         order = np.lexsort((-table.admission[budget.running], scores, oldest))
         rows, growth = budget.running[order], budget.growth[order]
         tables = [table.blocks(row) for row in rows]
-        chosen = just_enough(tables, growth, -budget.spare, self._pool.freed_by)
+        chosen = just_enough(tables, growth, -budget.spare, self._pool.references)
         return rows[chosen]
 
     def _ask_for_swaps(self, victims: Rows, view: StepView) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cadenza.policies.views import RequestColumns
-from cadenza.scheduler.request import Arrival, Request
+from cadenza.scheduler.request import MAX_STOP_TOKEN_IDS, Arrival, Request
 from cadenza.scheduler.states import TRANSITIONS, State
 
 Rows = npt.NDArray[np.intp]
@@ -30,6 +30,7 @@ _COLUMNS: dict[str, Any] = {
     "generated_tokens": np.int64,
     "max_tokens": np.int64,
     "blocks_held": np.int64,
+    "matched_blocks": np.int64,  # leading blocks found in the prefix index when it was seated
     "published_blocks": np.int64,  # leading blocks offered to the prefix index
     "admission": np.int64,
     "preemptions": np.int64,
@@ -40,6 +41,7 @@ _COLUMNS: dict[str, Any] = {
 }
 
 _NO_SEAT = -1
+_NO_TOKEN = -1
 
 
 class RequestTable:
@@ -56,6 +58,7 @@ class RequestTable:
     generated_tokens: npt.NDArray[np.int64]
     max_tokens: npt.NDArray[np.int64]
     blocks_held: npt.NDArray[np.int64]
+    matched_blocks: npt.NDArray[np.int64]
     published_blocks: npt.NDArray[np.int64]
     admission: npt.NDArray[np.int64]
     preemptions: npt.NDArray[np.int64]
@@ -71,6 +74,7 @@ class RequestTable:
         self.block_table = np.zeros((num_seats, -(-max_model_len // block_size)), dtype=np.int32)
         self.tail = np.zeros((num_seats, block_size), dtype=np.int32)
         self.columns: dict[str, npt.NDArray[Any]] = {}
+        self.stop_token_ids = np.empty((0, MAX_STOP_TOKEN_IDS), dtype=np.int32)
         self._cold: dict[int, Request] = {}
         self._row_of: dict[int, int] = {}
         self._free_rows: list[int] = []
@@ -118,9 +122,9 @@ class RequestTable:
             return self.block_table[0, :0]
         return self.block_table[seat, : self.blocks_held[row]]
 
-    def tokens(self, row: int) -> npt.NDArray[np.int32]:
-        """Every known token of a row without a seat, or of one whose tail was flushed."""
-        return self._cold[row].tokens[: self.num_tokens[row]]
+    def blocks_for(self, row: int) -> int:
+        """Blocks that all known tokens of the row take."""
+        return -(-int(self.num_tokens[row]) // self.block_size)
 
     def add(self, arrival: Arrival, now_s: float) -> int:
         """A new WAITING row."""
@@ -136,16 +140,19 @@ class RequestTable:
         self.prompt_tokens[row] = len(arrival.prompt)
         self.num_tokens[row] = len(tokens)
         self.generated_tokens[row] = len(arrival.emitted)
-        self.max_tokens[row] = arrival.max_tokens
+        # What the context has no room for is nobody's future, least of all a reservation's.
+        self.max_tokens[row] = min(arrival.max_tokens, self.max_model_len - len(arrival.prompt))
         self.admission[row] = self.seat[row] = -1
-        for name in ("computed_tokens", "blocks_held", "published_blocks"):
+        for name in ("computed_tokens", "blocks_held", "matched_blocks", "published_blocks"):
             self.columns[name][row] = 0
         self.preemptions[row] = self.overtakes[row] = 0
         self.ignore_eos[row] = arrival.ignore_eos
         self.has_stop_ids[row] = bool(arrival.stop_token_ids)
         self._arrivals += 1
         self._row_of[arrival.request] = row
-        self._cold[row] = Request(tokens, arrival.stop_token_ids, arrival.cache_salt)
+        self.stop_token_ids[row] = _NO_TOKEN
+        self.stop_token_ids[row, : len(arrival.stop_token_ids)] = sorted(arrival.stop_token_ids)
+        self._cold[row] = Request(tokens, arrival.cache_salt)
         return row
 
     def seat_row(self, row: int, blocks: npt.NDArray[np.int32], computed: int) -> None:
@@ -156,13 +163,12 @@ class RequestTable:
         self.block_table[seat, : len(blocks)] = blocks
         self.blocks_held[row] = len(blocks)
         self.computed_tokens[row] = computed
-        self.published_blocks[row] = computed // self.block_size
+        self.matched_blocks[row] = self.published_blocks[row] = computed // self.block_size
         self.admission[row] = self._admissions
         self._admissions += 1
         cold = self._cold[row]
         known = int(self.num_tokens[row])
-        room = int(self.prompt_tokens[row] + self.max_tokens[row])
-        cold.make_room(min(room, self.max_model_len))
+        cold.make_room(int(self.prompt_tokens[row] + self.max_tokens[row]))
         start = (known - 1) // self.block_size * self.block_size
         self.tail[seat, : known - start] = cold.tokens[start:known]
 
@@ -222,4 +228,6 @@ class RequestTable:
                 column[:old] = self.columns[name]
             self.columns[name] = column
             setattr(self, name, column)
+        more = np.full((size - old, MAX_STOP_TOKEN_IDS), _NO_TOKEN, dtype=np.int32)
+        self.stop_token_ids = np.concatenate((self.stop_token_ids, more))
         self._free_rows.extend(range(size - 1, old - 1, -1))

@@ -1,6 +1,6 @@
 """Tools to test scheduling without a model: a runner whose tokens betray every mistake."""
 
 from cadenza.testing.driver import Driver
-from cadenza.testing.fake_runner import FakeRunner, next_token, oracle
+from cadenza.testing.fake_runner import FakeRunner, oracle
 
-__all__ = ["Driver", "FakeRunner", "next_token", "oracle"]
+__all__ = ["Driver", "FakeRunner", "oracle"]

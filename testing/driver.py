@@ -48,7 +48,7 @@ class Driver:
         self.tokens: dict[int, list[int]] = {}
         self.ends: dict[int, FinishReason] = {}
         self.admitted: list[int] = []  # in order, once for each time
-        self.cached: dict[int, int] = {}  # prompt tokens found at the latest admission
+        self.cached: dict[int, int] = {}  # tokens found at the latest admission
         self.preempted: list[int] = []  # in order, once for each time
 
     def add(self, request: int, prompt: Sequence[int], max_tokens: int = 4, **fields: Any) -> None:

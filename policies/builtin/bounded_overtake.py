@@ -9,7 +9,11 @@ MAX_OVERTAKES = 64
 
 
 class BoundedOvertake:
-    """A request starves once MAX_OVERTAKES later arrivals were admitted ahead of it."""
+    """A request starves once MAX_OVERTAKES later arrivals were admitted ahead of it.
+
+    Overtakes are counted after each step, so that one step's admissions may come on top. Starving
+    requests take every fourth admission: three more for each of them that is ahead.
+    """
 
     name = "bounded-overtake"
 

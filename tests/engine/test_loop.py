@@ -160,6 +160,16 @@ def test_a_request_that_never_fits_fails_alone(pair: tuple[Front, Engine]):
     assert front.until_finished(2)[2] == oracle([8], 4)
 
 
+def test_everything_a_submit_says_reaches_the_scheduler(pair: tuple[Front, Engine]):
+    front, _ = pair
+    tokens = oracle([5, 6], 9)
+    resumed = Submit(request=1, prompt=pack_ids([5, 6]), emitted=pack_ids(tokens[:3]), max_tokens=9)
+    stopped = Submit(request=2, prompt=pack_ids([5, 6]), max_tokens=9, stop_token_ids=(tokens[4],))
+    front.send(resumed, stopped)
+
+    assert front.until_finished(1, 2) == {1: tokens[3:], 2: tokens[:5]}
+
+
 def test_shutdown_ends_the_loop(pair: tuple[Front, Engine]):
     front, engine = pair
     front.send(submit(1, [5, 6], max_tokens=60), Shutdown())

@@ -1,9 +1,11 @@
 """Every answer is checked, and a policy that fails costs itself the decision only."""
 
+from asyncio import CancelledError
 from typing import Any
 
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
 from cadenza.policies import RequestColumns, StepView, hookimpl
 from cadenza.policies.builtin import BUILTIN
@@ -34,7 +36,7 @@ def answering(answer: Any) -> type:
     class Policy:
         @hookimpl
         def order_admissions(self, waiting: RequestColumns, step: StepView) -> Any:
-            if isinstance(answer, type) and issubclass(answer, Exception):
+            if isinstance(answer, type) and issubclass(answer, BaseException):
                 raise answer
             return answer
 
@@ -55,6 +57,10 @@ def decisions_with(answer: Any, *hooks: str) -> Decisions:
     [
         Raises,
         RecursionError,
+        SystemExit,
+        GeneratorExit,
+        CancelledError,
+        np.ma.masked_array([1.0, 2.0], mask=[True, False]),
         np.array([1.0]),
         np.array([[1.0, 2.0]]),
         np.array([np.nan, 1.0]),
@@ -96,17 +102,43 @@ def test_integers_are_scores():
     assert scores.tolist() == [3.0, 2.0]
 
 
-def test_a_guard_that_answers_with_numbers_is_replaced_by_the_default():
+def test_a_guard_that_answers_with_numbers_does_not_count():
     decisions = decisions_with(np.array([1, 0]), "guard_starvation")
 
     assert decisions.guard_starvation(WAITING, STEP).tolist() == [False, True]
     assert decisions.faults == 1
 
 
-def test_a_guard_without_an_opinion_marks_nobody():
+def test_a_guard_without_an_opinion_leaves_the_default_its_own():
     decisions = decisions_with(None, "guard_starvation")
 
-    assert decisions.guard_starvation(WAITING, STEP).tolist() == [False, False]
+    assert decisions.guard_starvation(WAITING, STEP).tolist() == [False, True]
+    assert decisions.faults == 0
+
+
+def test_guards_add_up():
+    decisions = decisions_with(np.array([True, False]), "guard_starvation")
+
+    assert decisions.guard_starvation(WAITING, STEP).tolist() == [True, True]
+
+
+def test_a_policy_keeps_no_hand_on_its_answer():
+    answer = np.array([True, False])
+    decisions = decisions_with(answer, "guard_starvation")
+
+    decisions.guard_starvation(WAITING, STEP)[:] = False
+
+    assert answer.tolist() == [True, False]
+
+
+def test_a_fault_is_logged_once_and_counted_always():
+    decisions = decisions_with(Raises, "order_admissions")
+    with capture_logs() as logs:
+        for _ in range(3):
+            decisions.order_admissions(WAITING, STEP)
+
+    assert decisions.faults == 3
+    assert [entry["event"] for entry in logs] == ["policy fault"]
 
 
 def test_requests_are_served_whatever_a_policy_raises():

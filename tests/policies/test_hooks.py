@@ -65,6 +65,27 @@ def test_hook_reserve_blocks():
     assert driver.admitted == [0]
 
 
+def test_a_reservation_counts_the_candidate_that_enters():
+    """Element k is for the first k candidates: the first may enter while nothing runs, the second
+    needs element 2, which asks for the whole pool."""
+
+    class OnlyOne:
+        @hookimpl
+        def reserve_blocks(
+            self, running: RequestColumns, candidates: RequestColumns, step: StepView
+        ) -> np.ndarray:
+            kept = np.zeros(len(candidates) + 1, dtype=np.int64)
+            kept[2:] = step.total_blocks
+            return kept
+
+    driver = driver_with(OnlyOne, "reserve_blocks")
+    three_that_over_commit(driver)
+
+    driver.step()
+
+    assert driver.admitted == [0]
+
+
 def test_hook_select_victims():
     class ShortestOutput:
         @hookimpl

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from pluggy import PluginValidationError
 
 from cadenza.policies import RequestColumns, StepView, hookimpl
 from cadenza.policies.builtin import BUILTIN, DEFAULTS
@@ -42,8 +41,9 @@ class Both:
 def test_a_policy_with_two_hooks_is_asked_only_for_the_chosen_one():
     profile = Profile({"order_admissions": "both"}, {**BUILTIN, "both": Both})
 
-    def plugins(caller: str) -> list[str]:
-        return [impl.plugin_name for impl in profile.chosen(caller).get_hookimpls()]
+    def plugins(hook: str) -> list[str]:
+        caller = profile.caller(hook, profile.names[hook])
+        return [impl.plugin_name for impl in caller.get_hookimpls()]
 
     assert plugins("order_admissions") == ["both"]
     assert plugins("select_victims") == ["newest"]
@@ -59,6 +59,49 @@ class Misspelt:
         return None
 
 
-def test_a_misspelt_hook_is_refused():
-    with pytest.raises(PluginValidationError, match="selectt_victims"):
-        Profile({"order_admissions": "misspelt"}, {**BUILTIN, "misspelt": Misspelt})
+class Unmarked:
+    def order_admissions(self, waiting: RequestColumns, step: StepView) -> np.ndarray:
+        return np.zeros(len(waiting))
+
+
+class WrongArgument:
+    @hookimpl
+    def order_admissions(self, waiting_rows: RequestColumns, step: StepView) -> None:
+        return None
+
+
+class CannotBeBuilt:
+    def __init__(self) -> None:
+        raise RuntimeError("no model file")
+
+    @hookimpl
+    def order_admissions(self, waiting: RequestColumns, step: StepView) -> None:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        (Misspelt, "selectt_victims"),
+        (Unmarked, "order_admissions that is not marked with @hookimpl"),
+        (WrongArgument, "waiting_rows"),
+        (CannotBeBuilt, "no model file"),
+    ],
+)
+def test_a_policy_that_cannot_work_is_refused_by_name(policy: type, message: str):
+    with pytest.raises(ProfileError, match="'mine'") as refused:
+        Profile({"order_admissions": "mine"}, {**BUILTIN, "mine": policy})
+
+    assert message in str(refused.value)
+
+
+def test_the_default_guard_stands_beside_a_chosen_one():
+    class Guard:
+        @hookimpl
+        def guard_starvation(self, waiting: RequestColumns, step: StepView) -> None:
+            return None
+
+    profile = Profile({"guard_starvation": "mine"}, {**BUILTIN, "mine": Guard})
+
+    assert profile.guards == ("mine", "bounded-overtake")
+    assert Profile().guards == ("bounded-overtake",)

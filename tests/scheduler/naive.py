@@ -95,23 +95,31 @@ class NaiveScheduler:
         self.leaving = []
 
     def admit(self, prefills: list[Row]) -> None:
+        seats_free, considered = self.seats - len(self.running), 0
         for row in list(self.waiting):
-            decodes = len(self.running) - len(prefills)
-            room = (self.budget - decodes) // (len(prefills) + 1)
-            if len(self.running) == self.seats or room < self.size:
+            tokens = self.budget - (len(self.running) - len(prefills))
+            promised = sum(min(other.remaining, self.size) for other in prefills)
+            if len(self.running) == self.seats or considered == seats_free or promised >= tokens:
                 return
+            considered += 1
             hits: list[Block] = []
             while (len(hits) + 1) * self.size < len(row.tokens):
                 found = self.index.get(tuple(row.tokens[: (len(hits) + 1) * self.size]))
                 if found is None:
                     break
                 hits.append(found)
+            fresh = -(-len(row.tokens) // self.size) - len(hits)
+            unheld = sum(block.references == 0 for block in hits)
+            if self.available() - unheld - fresh < (self.keep if self.running else 0):
+                return
+            wanted = len(row.tokens) - len(hits) * self.size
+            long = sum(self.size for other in prefills if other.remaining > self.size)
+            if promised + min(wanted, self.size) > tokens or (
+                wanted > self.size and long and long + self.size > tokens // 2
+            ):
+                continue
             for block in hits:
                 self.hold(block)
-            fresh = -(-len(row.tokens) // self.size) - len(hits)
-            if self.available() - fresh < (self.keep if self.running else 0):
-                self.release(hits)
-                return
             row.blocks = hits + [self.take() for _ in range(fresh)]
             row.computed, row.published = len(hits) * self.size, len(hits)
             self.waiting.remove(row)

@@ -123,26 +123,13 @@ def test_a_forgotten_block_is_not_found_and_becomes_free():
     assert pool.counts == BlockCounts(free=1, cached=0, held=0)
 
 
-def test_freed_by_counts_blocks_that_the_set_holds_alone():
+def test_matched_blocks_that_nobody_holds_are_counted():
     pool = BlockPool(4)
-    shared, own, other = pool.allocate(3).tolist()
-    pool.pin([shared])
-
-    assert pool.freed_by([]) == 0
-    assert pool.freed_by([np.array([shared, own])]) == 1
-    assert pool.freed_by([np.array([shared, own]), np.array([shared, other])]) == 3
-
-
-def test_clearing_the_cache_frees_unheld_blocks_only():
-    pool = BlockPool(3)
     held, released = published(pool, A), published(pool, B)
     pool.release(released)
 
-    pool.clear_cache()
-
-    assert pool.match([A]) == held.tolist()
-    assert pool.match([B]) == []
-    assert pool.counts == BlockCounts(free=2, cached=0, held=1)
+    assert pool.num_unheld([*held.tolist(), *released.tolist()]) == 1
+    assert pool.num_unheld([]) == 0
 
 
 def test_a_pool_needs_a_block():

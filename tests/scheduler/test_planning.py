@@ -40,9 +40,13 @@ def test_shares_never_exceed_the_budget_and_never_waste_it():
             assert shares.max() <= shares[unserved].min() + 1
 
 
+def rows_of(*rows: int) -> np.ndarray:
+    return np.array(rows, dtype=np.intp)
+
+
 def test_decodes_come_out_of_the_budget_before_prefills():
-    plan = PlanBuilder(step_id=1, token_budget=10)
-    plan.place_running(np.array([0, 1, 2]), np.array([3]))
+    plan = PlanBuilder(step_id=1, token_budget=10, block_size=4)
+    plan.place_running(rows_of(0, 1, 2), rows_of(3), np.array([100]))
     remaining = np.array([1, 1, 1, 100])
 
     rows, counts = plan.rows_and_counts(remaining)
@@ -51,11 +55,29 @@ def test_decodes_come_out_of_the_budget_before_prefills():
     assert counts.tolist() == [1, 1, 1, 7]
 
 
-def test_rows_without_a_token_are_left_out_of_the_step():
-    plan = PlanBuilder(step_id=1, token_budget=1)
-    plan.place_running(np.array([], dtype=np.intp), np.array([0, 1]))
+def test_short_prefills_fill_the_budget():
+    """Sixty-four rows that miss one token each enter together."""
+    plan = PlanBuilder(step_id=1, token_budget=64, block_size=16)
+    for row in range(64):
+        assert plan.has_room_for(1), row
+        plan.place_admitted(row, cached=31, remaining=1)
 
-    rows, counts = plan.rows_and_counts(np.array([5, 5]))
+    assert plan.is_full
+    assert not plan.has_room_for(1)
 
-    assert rows.tolist() == [0]
-    assert counts.tolist() == [1]
+
+def test_long_prefills_leave_room_for_short_ones():
+    plan = PlanBuilder(step_id=1, token_budget=64, block_size=8)
+    num_long = 0
+    while plan.has_room_for(1000):
+        plan.place_admitted(num_long, cached=0, remaining=1000)
+        num_long += 1
+
+    assert num_long == 4
+    assert plan.has_room_for(3)
+
+
+def test_one_long_prefill_may_always_enter_an_empty_step():
+    plan = PlanBuilder(step_id=1, token_budget=8, block_size=8)
+
+    assert plan.has_room_for(1000)

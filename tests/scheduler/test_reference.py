@@ -69,4 +69,6 @@ def agree(seed: int) -> tuple[int, int]:
 def test_both_schedulers_take_every_decision_alike(group: int):
     cases = [agree(seed) for seed in range(group, CASES, GROUPS)]
 
-    assert sum(preemptions for _, preemptions in cases) > len(cases) // 2, "too little to disagree on"
+    assert sum(preemptions for _, preemptions in cases) > len(cases) // 2, (
+        "too little to disagree on"
+    )

@@ -7,7 +7,7 @@ from cadenza.policies import RequestColumns, StepView, hookimpl
 from cadenza.policies.builtin import BUILTIN
 from cadenza.policies.profile import Profile
 from cadenza.scheduler.config import SchedulerConfig
-from cadenza.scheduler.scheduler import NeverFits
+from cadenza.scheduler.request import Refused
 from cadenza.scheduler.states import FinishReason
 from cadenza.testing import Driver, oracle
 
@@ -135,10 +135,40 @@ def test_the_context_end_is_a_length_finish():
 def test_a_prompt_without_room_for_a_token_is_refused_at_once():
     driver = Driver(max_model_len=16)
 
-    with pytest.raises(NeverFits, match="16 tokens leave no room"):
+    with pytest.raises(Refused, match="16 tokens leave no room"):
         driver.add(1, [1] * 16)
 
     assert not driver.scheduler.has_unfinished
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"prompt": []}, "the prompt is empty"),
+        ({"emitted": np.array([1, 2], dtype=np.int32), "max_tokens": 2}, "2 emitted tokens leave"),
+        ({"stop_token_ids": frozenset(range(17))}, "more than 16 stop token ids"),
+    ],
+)
+def test_what_cannot_run_is_refused_and_disturbs_nobody(fields: dict[str, object], message: str):
+    driver = Driver()
+    driver.add(1, [5, 6])
+
+    with pytest.raises(Refused, match=message):
+        driver.add(2, **{"prompt": [1], **fields})
+    with pytest.raises(Refused, match="request 1 is here already"):
+        driver.add(1, [7])
+
+    driver.run()
+    assert driver.tokens == {1: oracle([5, 6], 4)}
+
+
+def test_an_absurd_max_tokens_means_the_rest_of_the_context():
+    driver = Driver(max_model_len=16)
+    driver.add(1, [1] * 12, max_tokens=2**62)
+
+    driver.run()
+
+    assert driver.tokens[1] == oracle([1] * 12, 4)
 
 
 def test_emitted_tokens_count_as_output_and_are_not_repeated():
@@ -151,21 +181,51 @@ def test_emitted_tokens_count_as_output_and_are_not_repeated():
     assert driver.tokens[1] == tokens[3:]
 
 
-def test_a_failed_row_ends_alone_and_its_blocks_are_never_found_again():
+def test_a_failed_row_ends_alone():
     driver = Driver()
-    prompt = list(range(1, 10))
     driver.runner.fail = {1}
-    driver.add(1, prompt)
+    driver.add(1, [1, 2, 3])
     driver.add(2, [3], max_tokens=3)
-    driver.run()
-    assert driver.ends == {1: FinishReason.FAILED, 2: FinishReason.LENGTH}
 
+    driver.run()
+
+    assert driver.ends == {1: FinishReason.FAILED, 2: FinishReason.LENGTH}
+    assert driver.tokens == {2: oracle([3], 3)}
+
+
+def test_what_a_failed_row_computed_is_never_found_again():
+    """It fails in its second chunk, when its first blocks have been published."""
+    driver = Driver(max_num_batched_tokens=12, max_num_seqs=4)
+    prompt = list(range(1, 21))
+    driver.add(1, prompt)
+    driver.step()
+    driver.step()
+    driver.runner.fail = {1}
+    driver.run()
     driver.runner.fail = set()
     driver.add(3, prompt)
+
     driver.run()
 
     assert driver.cached[3] == 0
     assert driver.tokens[3] == oracle(prompt, 4)
+
+
+def test_what_a_failed_row_had_found_stays_findable():
+    driver = Driver()
+    prompt = list(range(1, 14))
+    driver.add(1, prompt, max_tokens=40)
+    for _ in range(3):
+        driver.step()
+    driver.add(2, prompt)
+    driver.runner.fail = {2}
+    driver.step()
+    driver.step()
+    driver.add(3, prompt)
+    driver.step()
+
+    assert driver.ends == {2: FinishReason.FAILED}
+    assert driver.cached == {1: 0, 2: 12, 3: 12}
 
 
 @pytest.mark.parametrize("at_step", range(9))
@@ -339,6 +399,33 @@ def test_a_resumed_request_finds_its_own_blocks_again():
     assert driver.cached[driver.preempted[0]] > 0
 
 
+def test_statistics_count_what_happened():
+    driver = Driver()
+    prompt = list(range(1, 10))
+    for request in (1, 2):
+        driver.add(request, prompt, max_tokens=3)
+        driver.run()
+
+    statistics = driver.scheduler.statistics()
+
+    assert statistics.prefix_queries == 18
+    assert statistics.prefix_hits == 8
+    assert statistics.generated_tokens == 6
+    assert statistics.computed_tokens == (9 + 2) + (1 + 2)
+    assert statistics.running == statistics.waiting == statistics.preemptions == 0
+
+
+def test_a_resumed_request_is_looked_up_once_in_the_statistics():
+    driver = greedy_driver(num_blocks=13, max_model_len=24)
+    for request in range(3):
+        driver.add(request, [request + 1] * 7, max_tokens=12)
+
+    driver.run()
+
+    assert driver.preempted
+    assert driver.scheduler.statistics().prefix_queries == 21
+
+
 def test_prefix_caching_can_be_off():
     driver = Driver(enable_prefix_caching=False)
     for request in (1, 2):
@@ -359,22 +446,68 @@ class LatestFirst:
         return -waiting.arrival.astype(float)
 
 
-def test_nobody_is_overtaken_for_ever():
-    """Under a flood of better-ranked arrivals, a starving request enters within the bound."""
+@pytest.mark.parametrize("seats", [1, 8])
+def test_nobody_is_overtaken_for_ever(seats: int):
+    """Under a flood of better-ranked arrivals: the bound, and what one step may add to it."""
     profile = Profile(
         {"order_admissions": "latest-first"}, {**BUILTIN, "latest-first": LatestFirst}
     )
-    driver = Driver(profile, max_num_seqs=1)
-    driver.add(0, [1], max_tokens=1)
-    driver.add(1, [1], max_tokens=1)
-    for request in range(2, 200):
+    driver = Driver(profile, max_num_seqs=seats)
+    for request in range(2):
         driver.add(request, [1], max_tokens=1)
-        while request not in driver.admitted and len(driver.admitted) < request:
-            driver.step()
+    for request in range(2, 300):
+        driver.add(request, [1], max_tokens=1)
     driver.run()
 
-    assert driver.admitted.index(0) <= 64 + 1
-    assert driver.admitted.index(1) <= 64 + 1 + 4
+    assert driver.admitted.index(0) <= 64 + seats
+    assert driver.admitted.index(1) <= 64 + seats + 4
+
+
+def test_starving_requests_take_every_fourth_admission():
+    class FirstEightStarve:
+        @hookimpl
+        def guard_starvation(self, waiting: RequestColumns, step: StepView) -> np.ndarray:
+            return waiting.request < 8
+
+    policies = {**BUILTIN, "latest-first": LatestFirst, "starve": FirstEightStarve}
+    chosen = {"order_admissions": "latest-first", "guard_starvation": "starve"}
+    driver = Driver(Profile(chosen, policies), max_num_seqs=1)
+    for request in range(32):
+        driver.add(request, [1], max_tokens=1)
+
+    driver.run()
+
+    starving = [index for index, request in enumerate(driver.admitted) if request < 8]
+    assert starving == list(range(0, 32, 4))
+
+
+def test_a_resumed_request_overtakes_nobody():
+    """Requests 1 and 2 enter before 0, are preempted, and enter again: that counts once each."""
+
+    class LatestFirst:
+        @hookimpl
+        def order_admissions(self, waiting: RequestColumns, step: StepView) -> np.ndarray:
+            return -waiting.arrival.astype(float)
+
+    seen: list[int] = []
+
+    class Watch:
+        @hookimpl
+        def guard_starvation(self, waiting: RequestColumns, step: StepView) -> np.ndarray:
+            seen.extend(waiting.overtakes[waiting.request == 0].tolist())
+            return np.zeros(len(waiting), dtype=bool)
+
+    chosen = {**NO_RESERVATION, "order_admissions": "latest", "guard_starvation": "watch"}
+    policies = {**BUILTIN, "latest": LatestFirst, "watch": Watch}
+    driver = Driver(Profile(chosen, policies), num_blocks=6, max_model_len=24)
+    driver.add(0, [1] * 23, max_tokens=1)
+    for request in (1, 2):
+        driver.add(request, [request + 1] * 7, max_tokens=12)
+
+    driver.run()
+
+    assert driver.preempted
+    assert seen[-1] == 2
 
 
 class NobodyEnters:

@@ -7,7 +7,7 @@ from cadenza.scheduler.victims import just_enough
 
 
 def choose(tables: list[np.ndarray], growth: list[int], deficit: int, pool: BlockPool) -> list[int]:
-    return just_enough(tables, np.array(growth), deficit, pool.freed_by).tolist()
+    return just_enough(tables, np.array(growth), deficit, pool.references).tolist()
 
 
 def test_the_preferred_victim_is_enough():
