@@ -13,6 +13,9 @@ PYTHON3 ?= python3
 ARGS ?=
 PYTEST ?= tests
 
+# As the service starts its engine: spinning threads stop each other when the cores are shared
+export OMP_WAIT_POLICY ?= passive
+
 VENV := .venv
 PYTHON := $(VENV)/bin/python -P
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet

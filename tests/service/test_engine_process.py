@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 import sys
 
+import pytest
+
 from cadenza.service.engine_client import EngineClient
 from cadenza.service.engine_process import start_engine
 
@@ -14,6 +16,9 @@ IGNORES_EVERYTHING = (
     "os.write(int(sys.argv[2]), b'x'); time.sleep(60)"
 )
 DIES = "import os; os.abort()"
+TELLS_ITS_WAIT_POLICY = (
+    "import os,sys; os.write(int(sys.argv[2]), os.environ['OMP_WAIT_POLICY'].encode())"
+)
 
 
 def script(source: str) -> list[str]:
@@ -58,3 +63,18 @@ def test_an_engine_that_dies_is_noticed_by_its_client(run):
         return await engine.wait()
 
     assert run(main()) == -signal.SIGABRT
+
+
+@pytest.mark.parametrize("operators", [None, "active"])
+def test_the_engines_threads_do_not_spin_unless_the_operator_says_so(
+    monkeypatch: pytest.MonkeyPatch, run, operators: str | None
+):
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    if operators:
+        monkeypatch.setenv("OMP_WAIT_POLICY", operators)
+    engine = start_engine(script(TELLS_ITS_WAIT_POLICY))
+
+    assert engine.connection.recv(100).decode() == (operators or "passive")
+
+    run(engine.wait())
+    engine.connection.close()
