@@ -15,13 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cadenza.kernels.philox import gumbel_noise
+from cadenza.kernels.philox import gumbel_noise, gumbel_noise_at
 from cadenza.scheduler.plan import BoolArray, Int32Array, Logprobs
 from cadenza.wire.messages import Sampling
 
 _GREEDY_BELOW = 1e-5  # temperatures under it would overflow fp32
 _CANDIDATES = (256, 4096)  # sorted before a top-p filter asks for the whole vocabulary
-_NOISE_ROWS = 8  # drawn together; more would leave the processor's cache
 _GREEDY = Sampling(temperature=0.0)
 
 
@@ -59,59 +58,38 @@ class Sampler:
         # NaN wins any maximum, and the maximum is -inf only where no token is left
         failed: BoolArray = ~np.isfinite(logits.amax(dim=-1).cpu().numpy())
         tokens: Int32Array = logits.argmax(dim=-1).cpu().numpy().astype(np.int32)
-        drawing = [
-            row
-            for row, seat in enumerate(settings)
-            if seat.sampling.temperature >= _GREEDY_BELOW and not failed[row]
-        ]
-        self._draw_rows(logits, settings, positions, drawing, tokens)
+        for row, seat in enumerate(settings):
+            if seat.sampling.temperature >= _GREEDY_BELOW and not failed[row]:
+                tokens[row] = _draw(logits[row], seat, int(positions[row]))
         tokens[failed] = -1
         return Sampled(tokens, failed, _wanted_logprobs(logits, tokens, failed, settings))
 
-    def _draw_rows(
-        self,
-        logits: Tensor,
-        settings: list[_SeatSettings],
-        positions: Int32Array,
-        drawing: list[int],
-        tokens: Int32Array,
-    ) -> None:
-        """Write the tokens of the rows `drawing`, which do not take the best token."""
-        for start in range(0, len(drawing), _NOISE_ROWS):
-            rows = drawing[start : start + _NOISE_ROWS]
-            noise = self._noise(settings, positions, rows, logits.device)
-            for row, row_noise in zip(rows, noise, strict=True):
-                tokens[row] = _draw(logits[row], row_noise, settings[row].sampling)
 
-    def _noise(
-        self,
-        settings: list[_SeatSettings],
-        positions: Int32Array,
-        rows: list[int],
-        device: torch.device,
-    ) -> Tensor:
-        """Return Gumbel noise [rows, vocab_size]."""
-        # a seed is unsigned; its bits travel as a signed int64
-        seeds = np.array([settings[row].sampling.seed for row in rows], dtype=np.uint64)
-        choices = [settings[row].choice for row in rows]
-        return gumbel_noise(
-            torch.from_numpy(seeds.view(np.int64)).to(device),
-            torch.from_numpy(positions[rows].astype(np.int64)).to(device),
-            torch.tensor(choices, dtype=torch.int64, device=device),
-            self._vocab_size,
-        )
-
-
-def _draw(logits: Tensor, noise: Tensor, sampling: Sampling) -> int:
+def _draw(logits: Tensor, seat: _SeatSettings, position: int) -> int:
     """Return the token of one row [vocab_size] with finite maximum."""
     # the maximum first, so that no temperature can overflow
-    scaled = (logits - logits.max()).div_(sampling.temperature)
-    kept = _kept(scaled, sampling)
+    scaled = (logits - logits.max()).div_(seat.sampling.temperature)
+    kept = _kept(scaled, seat.sampling)
     if kept is None:
-        return int((scaled + noise).argmax())
-    scores = scaled.index_select(0, kept) + noise.index_select(0, kept)
+        return int((scaled + _noise(seat, position, scaled, None)).argmax())
+    scores = scaled.index_select(0, kept) + _noise(seat, position, scaled, kept)
     best = kept[scores == scores.max()]
     return int(best.min())
+
+
+def _noise(seat: _SeatSettings, position: int, scaled: Tensor, kept: Tensor | None) -> Tensor:
+    """Return the Gumbel noise of the kept tokens, or of all [vocab_size].
+
+    Row by row: a row's ten rounds then stay in the processor's cache.
+    """
+    # a seed is unsigned; its bits travel as a signed int64
+    seed = seat.sampling.seed - (1 << 64 if seat.sampling.seed >> 63 else 0)
+    seeds, positions, choices = torch.tensor(
+        [[seed], [position], [seat.choice]], device=scaled.device
+    ).unbind()
+    if kept is None:
+        return gumbel_noise(seeds, positions, choices, len(scaled)).squeeze(0)
+    return gumbel_noise_at(seeds, positions, choices, kept.unsqueeze(0)).squeeze(0)
 
 
 def _kept(scaled: Tensor, sampling: Sampling) -> Tensor | None:

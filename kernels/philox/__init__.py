@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cadenza.kernels.philox.gumbel import gumbel_noise
+from cadenza.kernels.philox.gumbel import gumbel_noise, gumbel_noise_at
 from cadenza.kernels.philox.reference import philox_4x32_10
 
-__all__ = ["gumbel_noise", "philox_4x32_10"]
+__all__ = ["gumbel_noise", "gumbel_noise_at", "philox_4x32_10"]

@@ -19,17 +19,27 @@ def gumbel_noise(seeds: Tensor, positions: Tensor, choices: Tensor, num_draws: i
 
     seeds (64 bits, as int64), positions and choices (32 bits): [rows] int64.
     """
-    calls = torch.arange(-(-num_draws // 4), device=seeds.device)
+    calls = torch.arange(-(-num_draws // 4), device=seeds.device).unsqueeze(0)
+    words = _words(seeds, positions, choices, calls)
+    return _gumbel(words.flatten(1)[:, :num_draws])
+
+
+def gumbel_noise_at(seeds: Tensor, positions: Tensor, choices: Tensor, draws: Tensor) -> Tensor:
+    """Return the noise of some draws, [rows, n] int64, as `gumbel_noise` would."""
+    words = _words(seeds, positions, choices, draws // 4)
+    return _gumbel(words.gather(2, (draws % 4).unsqueeze(2)).squeeze(2))
+
+
+def _words(seeds: Tensor, positions: Tensor, choices: Tensor, calls: Tensor) -> Tensor:
+    """Return the four words of each Philox call, [rows, calls, 4] int64."""
     words = philox_4x32_10(
-        (
-            positions.unsqueeze(1),
-            choices.unsqueeze(1),
-            calls.unsqueeze(0),
-            torch.zeros_like(calls).unsqueeze(0),
-        ),
+        (positions.unsqueeze(1), choices.unsqueeze(1), calls, torch.zeros_like(calls)),
         ((seeds & 0xFFFFFFFF).unsqueeze(1), ((seeds >> 32) & 0xFFFFFFFF).unsqueeze(1)),
     )
-    uniform = torch.stack(words, dim=-1).flatten(1)[:, :num_draws].float()
-    uniform = uniform.add_(0.5).mul_(2.0**-32).clamp_(max=_BELOW_ONE)
+    return torch.stack(words, dim=-1)
+
+
+def _gumbel(words: Tensor) -> Tensor:
+    uniform = words.float().add_(0.5).mul_(2.0**-32).clamp_(max=_BELOW_ONE)
     # fp32 is fine near 0 and coarse near 1: this form puts the likely winners near 0
     return uniform.neg_().log1p_().neg_().log_().neg_()

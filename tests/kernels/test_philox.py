@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from cadenza.kernels.philox import gumbel_noise, philox_4x32_10
+from cadenza.kernels.philox import gumbel_noise, gumbel_noise_at, philox_4x32_10
 
 # kat_vectors of Random123 1.14: counter, key, answer
 KNOWN_ANSWERS = [
@@ -88,3 +88,12 @@ def test_noise_of_a_row_does_not_depend_on_the_other_rows_nor_on_the_number_of_d
         one = slice(row, row + 1)
         alone = gumbel_noise(seeds[one], positions[one], choices[one], 500)
         assert torch.equal(alone[0], together[row, :500])
+
+
+def test_noise_of_some_draws_is_that_of_all():
+    seeds, positions, choices = (torch.randint(0, 2**31, (3,)) for _ in range(3))
+    draws = torch.randint(0, 1003, (3, 57))
+
+    found = gumbel_noise_at(seeds, positions, choices, draws)
+
+    assert torch.equal(found, gumbel_noise(seeds, positions, choices, 1003).gather(1, draws))
