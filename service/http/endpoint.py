@@ -44,19 +44,18 @@ class Endpoint:
 
     async def _answer(self, call: Call, scope: Scope, receive: Receive, send: Send) -> None:
         async with AsyncExitStack() as running:
-            generations = [
-                await running.enter_async_context(await self._submit(call, index))
-                for index in range(len(call.requests))
-            ]
+            generations = await self._submit(call)
+            for generation in generations:
+                await running.enter_async_context(generation)
             answer = Answer(self._dialect, call, generations)
             if call.stream:
                 await _stream(answer, EventStream(send))
             else:
                 await JsonResponse(await answer.whole())(scope, receive, send)
 
-    async def _submit(self, call: Call, index: int) -> Generation:
+    async def _submit(self, call: Call) -> list[Generation]:
         try:
-            return await self._generator.submit(call.requests[index])
+            return await self._generator.submit_all(call.requests)
         except InvalidRequest as error:
             raise renamed(error, call.names) from error
 

@@ -150,3 +150,14 @@ def test_control_tokens_in_a_raw_prompt_are_real(run, serve):
             assert ids[0] == served.front.tokenizer.backend.token_to_id("<|im_start|>")
 
     run(main())
+
+
+def test_a_call_with_one_wrong_prompt_starts_none(run, serve):
+    async def main():
+        async with serve() as served:
+            body = {"prompt": ["right", "x" * 100_000], "max_tokens": 2}
+            assert (await served.http.post(COMPLETIONS, json=body)).status_code == 400
+            assert served.front.engine.submits() == []
+            assert served.front.is_clean()
+
+    run(main())
