@@ -48,12 +48,15 @@ class Chat:
         ending["stop_reason"] = finished.stop_reason
         return ending
 
+    def keep_logprobs(self, choice: ChoiceState, logprobs: Sequence[PositionLogprobs]) -> None:
+        choice.logprobs["content"].extend(_content(logprobs))
+
     def whole(self, choice: ChoiceState) -> Mapping[str, Any]:
         assert choice.finished is not None
         return {
             "index": choice.index,
             "message": {"role": "assistant", "content": "".join(choice.texts), "refusal": None},
-            "logprobs": _content(choice.logprobs),
+            "logprobs": _refusable(choice.logprobs["content"].whole()) if choice.logprobs else None,
             "finish_reason": choice.finished.reason.value,
             "stop_reason": choice.finished.stop_reason,
         }
@@ -77,19 +80,20 @@ def _chunk(
     return {
         "index": choice.index,
         "delta": delta,
-        "logprobs": _content(logprobs),
+        "logprobs": _refusable(_content(logprobs)) if logprobs else None,
         "finish_reason": None,
     }
 
 
-def _content(logprobs: Sequence[PositionLogprobs]) -> dict[str, Any] | None:
-    if not logprobs:
-        return None
-    content = [
+def _refusable(content: Any) -> dict[str, Any]:
+    return {"content": content, "refusal": None}
+
+
+def _content(logprobs: Sequence[PositionLogprobs]) -> list[dict[str, Any]]:
+    return [
         {**_token(position.sampled), "top_logprobs": [_token(token) for token in position.top]}
         for position in logprobs
     ]
-    return {"content": content, "refusal": None}
 
 
 def _token(token: TokenLogprob) -> dict[str, Any]:

@@ -44,9 +44,15 @@ class Completions:
         ending["stop_reason"] = finished.stop_reason
         return ending
 
+    def keep_logprobs(self, choice: ChoiceState, logprobs: Sequence[PositionLogprobs]) -> None:
+        for name, values in _logprobs(choice, logprobs).items():
+            choice.logprobs[name].extend(values)
+
     def whole(self, choice: ChoiceState) -> Mapping[str, Any]:
         assert choice.finished is not None
-        whole = _choice(choice, "".join(choice.texts), choice.logprobs)
+        whole = _choice(choice, "".join(choice.texts), ())
+        if choice.logprobs:
+            whole["logprobs"] = {name: told.whole() for name, told in choice.logprobs.items()}
         whole["finish_reason"] = choice.finished.reason.value
         whole["stop_reason"] = choice.finished.stop_reason
         return whole

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from cadenza.service.events import Delta, Finished, PositionLogprobs
 from cadenza.service.http.call import Call
+from cadenza.service.http.logprobs import JsonList
 
 
 @dataclass(slots=True, eq=False)
@@ -18,7 +20,7 @@ class ChoiceState:
     begun: bool = False
     num_chars: int = 0  # of the tokens told, for text offsets
     texts: list[str] = field(default_factory=list)
-    logprobs: list[PositionLogprobs] = field(default_factory=list)
+    logprobs: defaultdict[str, JsonList] = field(default_factory=lambda: defaultdict(JsonList))
     finished: Finished | None = None
 
 
@@ -43,6 +45,10 @@ class Dialect(Protocol):
 
     def ending(self, choice: ChoiceState, finished: Finished) -> Mapping[str, Any]:
         """A choice's end, which carries no text: strict clients drop text that comes with it."""
+        ...
+
+    def keep_logprobs(self, choice: ChoiceState, logprobs: Sequence[PositionLogprobs]) -> None:
+        """Encode the next log-probabilities, never none, for `whole`."""
         ...
 
     def whole(self, choice: ChoiceState) -> Mapping[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -19,6 +20,7 @@ from cadenza.service.http.call import Call
 from cadenza.service.http.dialect import ChoiceState, Dialect
 from cadenza.service.http.disconnect import while_connected
 from cadenza.service.http.errors import JsonResponse, error_object, renamed
+from cadenza.service.http.logprobs import bounded, refuse_costly
 from cadenza.service.http.merge import merge
 from cadenza.service.http.sse import EventStream
 from cadenza.service.http.usage import usage
@@ -41,6 +43,8 @@ class Endpoint:
         rows = len(call.requests) * (n if type(n) is int else 1)
         if len(call.requests) > 1 and rows > self._generator.limits.max_queued:
             raise InvalidRequest(f"{rows} choices in one call are too many.", "n")
+        limits = self._generator.engine.limits
+        refuse_costly(call, limits.max_model_len if limits else None)
 
     async def _answer(self, call: Call, scope: Scope, receive: Receive, send: Send) -> None:
         async with AsyncExitStack() as running:
@@ -89,7 +93,7 @@ class Answer:
 
     async def chunks(self) -> AsyncGenerator[list[Mapping[str, Any]], None]:
         """Every chunk, those of one wake-up together; never an empty list."""
-        async with aclosing(merge(self._generations)) as batches:
+        async with aclosing(self._batches()) as batches:
             async for prompt, batch in batches:
                 if chunks := [chunk for event in batch for chunk in self._chunks(prompt, event)]:
                     yield chunks
@@ -98,9 +102,18 @@ class Answer:
                 {**self._head(self._dialect.chunk_object), "choices": [], "usage": self._usage()}
             ]
 
+    async def _batches(self) -> AsyncGenerator[tuple[int, list[Event]], None]:
+        """What the generations tell, in batches that are short work, others' turns between them."""
+        async with aclosing(merge(self._generations)) as batches:
+            async for prompt, batch in batches:
+                for index, part in enumerate(bounded(batch)):
+                    if index:
+                        await asyncio.sleep(0)
+                    yield prompt, part
+
     async def whole(self) -> Mapping[str, Any]:
         """The answer once it is complete."""
-        async with aclosing(merge(self._generations)) as batches:
+        async with aclosing(self._batches()) as batches:
             async for prompt, batch in batches:
                 for event in batch:
                     self._keep(prompt, event)
@@ -115,7 +128,8 @@ class Answer:
             choice = self._choices[prompt, event.choice]
             self._num_tokens += len(event.token_ids)
             choice.texts.append(event.text)
-            choice.logprobs += event.logprobs
+            if event.logprobs:
+                self._dialect.keep_logprobs(choice, event.logprobs)
         elif isinstance(event, Finished):
             self._choices[prompt, event.choice].finished = event
 
