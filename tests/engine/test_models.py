@@ -1,4 +1,4 @@
-"""Our models against transformers, from the same files."""
+"""Our models against transformers; the demo model's comparison stands in tests/e2e."""
 
 from __future__ import annotations
 
@@ -6,16 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-import transformers
 
-from cadenza.checkpoints import locate
 from cadenza.engine.models.config import RopeScaling
 from cadenza.engine.models.llama import scaled_frequencies
 from cadenza.engine.runner import ModelRunner, build_runner
 from cadenza.wire.messages import EngineConfig, Sampling
 from tests.engine.conftest import Demo, Row, make_plan, random_tokens, save_tiny
-
-NUM_DECODED = 12
 
 
 def step_logits(runner: ModelRunner, tokens: list[int]) -> torch.Tensor:
@@ -33,46 +29,6 @@ def step_logits(runner: ModelRunner, tokens: list[int]) -> torch.Tensor:
         for end in range(half + 1, len(tokens) + 1)
     )
     return torch.stack(found)
-
-
-@pytest.fixture(scope="module")
-def reference() -> transformers.PreTrainedModel:
-    """The demo model as transformers reads it from the same GGUF file."""
-    path = locate("demo").path
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        path.parent, gguf_file=path.name, dtype=torch.float32
-    )
-    return model.eval()
-
-
-@torch.inference_mode()
-def test_the_demo_model_has_transformers_logits(
-    demo_fp32: Demo, reference: transformers.PreTrainedModel
-) -> None:
-    tokens = random_tokens(40, seed=5)
-
-    found = step_logits(demo_fp32.runner, tokens)
-
-    expected = reference(torch.tensor([tokens])).logits[0]
-    assert float((found - expected).abs().max()) < 1e-3
-    assert torch.equal(found.argmax(-1), expected.argmax(-1))
-
-
-@torch.inference_mode()
-def test_the_demo_model_generates_transformers_tokens(
-    demo_fp32: Demo, reference: transformers.PreTrainedModel
-) -> None:
-    # "The capital of France is" in SmolLM2's tokens
-    sequence = [504, 3575, 282, 4649, 314]
-    expected = reference.generate(
-        torch.tensor([sequence]), max_new_tokens=NUM_DECODED, do_sample=False, pad_token_id=0
-    )[0].tolist()
-
-    for _ in range(NUM_DECODED):
-        plan = make_plan(Row(sequence, len(sequence), [3, 1]))
-        sequence = [*sequence, int(demo_fp32.runner.execute(plan).tokens[0])]
-
-    assert sequence == expected[: len(sequence)]
 
 
 @torch.inference_mode()
