@@ -68,7 +68,7 @@ class EngineClient(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         self.counters = Counters()
         self.failure: str | None = None  # why the engine is dead, for operators
-        self._reader: FrameReader[ToFront] = FrameReader(ToFront)  # type: ignore[arg-type]
+        self._reader: FrameReader[ToFront] = FrameReader(ToFront)
         self._transport: asyncio.WriteTransport | None = None
         self._rows: dict[int, Row] = {}
         self._numbers = itertools.count(1)

@@ -6,7 +6,7 @@ Sans-I/O, so that the front's event loop and the engine's synchronous loop share
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -37,9 +37,12 @@ def encode(message: ToEngine | ToFront) -> bytes:
 
 
 class FrameReader(Generic[Message]):
-    """Cuts a stream of bytes, however it was split, into messages of one direction."""
+    """Cuts a stream of bytes, however it was split, into messages of one direction.
 
-    def __init__(self, messages: type[Message]) -> None:
+    `messages` is `ToFront` or `ToEngine`: a union, for which there is no type to annotate.
+    """
+
+    def __init__(self, messages: Any) -> None:
         self._decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(messages)
         self._buffer = bytearray()
 

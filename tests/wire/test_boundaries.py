@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 import cadenza.scheduler.scheduler
-
 from cadenza.scheduler.states import FinishReason
 from cadenza.wire.messages import Finished
 

@@ -74,7 +74,7 @@ def test_a_crowd_of_rude_clients_leaves_nothing(run, serve):
             polite = await served.http.post(COMPLETIONS, json={"prompt": "x"})
             assert polite.status_code == 200
             await engine.until(served.front.is_clean)
-            assert sum(served.front.generator.metrics.finished.values()) > 100
+            assert sum(served.front.generator.metrics.finished.values()) > 30
 
     run(main())
 
