@@ -160,6 +160,10 @@ BROKEN = {
         header(0, 1) + pair("k", 9, struct.pack("<IQ", 8, 2**61)) + bytes(99),
         "an array claims",
     ),
+    "a long string in an array": (
+        header(0, 1) + pair("k", 9, struct.pack("<IQQ", 8, 1, 99)),
+        "a string reaches past the end",
+    ),
     "deep arrays": (header(0, 1) + pair("k", 9, NESTED) + bytes(99), "unknown type 9"),
     "strange alignment": (
         header(0, 1) + pair("general.alignment", 4, struct.pack("<I", 7)),

@@ -15,8 +15,9 @@ import torch
 from gguf import GGUFWriter
 from safetensors.torch import load_file, save_file
 
-from cadenza.checkpoints import CheckpointError
+from cadenza.checkpoints import CheckpointError, read_gguf
 from cadenza.engine.loading import load_model
+from cadenza.engine.models import GgufWeights, config_from_gguf
 from cadenza.engine.runner import build_runner
 from cadenza.wire.messages import EngineConfig, Sampling
 from tests.engine.conftest import Row, make_plan, save_tiny
@@ -247,6 +248,27 @@ def test_a_small_gguf_file_loads(tmp_path: Path):
     config = load(tmp_path / "tiny.gguf").config
 
     assert (config.head_dim, config.group, config.tied_embeddings) == (6, 2, True)
+
+
+def test_rotary_rows_of_a_gguf_file_are_put_back_in_order(tmp_path: Path):
+    """llama.cpp's converter stores the two rows of a rotary pair as neighbours."""
+    heads, head_dim, hidden = 2, 6, 12
+    original = np.random.default_rng(0).normal(size=(heads * head_dim, hidden)).astype(np.float32)
+    # LlamaModel.permute of llama.cpp/convert_hf_to_gguf.py
+    stored = original.reshape(heads, 2, head_dim // 2, hidden).swapaxes(1, 2)
+    writer = GGUFWriter(tmp_path / "q.gguf", "llama")
+    writer.add_tensor("blk.0.attn_q.weight", stored.reshape(original.shape).copy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    write_gguf(tmp_path / "tiny.gguf")
+    config = config_from_gguf(read_gguf(tmp_path / "tiny.gguf"))
+    name = "model.layers.0.self_attn.q_proj.weight"
+
+    found = GgufWeights(read_gguf(tmp_path / "q.gguf"), config).get(name, original.shape)
+
+    assert np.array_equal(found.numpy(), original)
 
 
 def flip_type(file: Path) -> None:
