@@ -13,8 +13,8 @@ PYTHON3 ?= python3
 ARGS ?=
 PYTEST ?= tests
 
-# As the service starts its engine: spinning threads stop each other when the cores are shared
-export OMP_WAIT_POLICY ?= passive
+# As the service starts its engine: threads that spin for long stop each other on shared cores
+export GOMP_SPINCOUNT ?= 1000
 
 VENV := .venv
 PYTHON := $(VENV)/bin/python -P

@@ -65,6 +65,14 @@ def agree(seed: int) -> tuple[int, int]:
     return steps, preemptions
 
 
+@pytest.mark.extra
+@pytest.mark.timeout(300)
+def test_both_schedulers_agree_on_many_more_cases():
+    steps = sum(agree(seed)[0] for seed in range(CASES, 4 * CASES))
+
+    assert steps > 50_000
+
+
 @pytest.mark.parametrize("group", range(GROUPS))
 def test_both_schedulers_take_every_decision_alike(group: int):
     cases = [agree(seed) for seed in range(group, CASES, GROUPS)]

@@ -16,8 +16,8 @@ IGNORES_EVERYTHING = (
     "os.write(int(sys.argv[2]), b'x'); time.sleep(60)"
 )
 DIES = "import os; os.abort()"
-TELLS_ITS_WAIT_POLICY = (
-    "import os,sys; os.write(int(sys.argv[2]), os.environ['OMP_WAIT_POLICY'].encode())"
+TELLS_ITS_SPIN_COUNT = (
+    "import os,sys; os.write(int(sys.argv[2]), os.environ['GOMP_SPINCOUNT'].encode())"
 )
 
 
@@ -65,16 +65,16 @@ def test_an_engine_that_dies_is_noticed_by_its_client(run):
     assert run(main()) == -signal.SIGABRT
 
 
-@pytest.mark.parametrize("operators", [None, "active"])
-def test_the_engines_threads_do_not_spin_unless_the_operator_says_so(
+@pytest.mark.parametrize("operators", [None, "77"])
+def test_the_engines_threads_spin_shortly_unless_the_operator_says_otherwise(
     monkeypatch: pytest.MonkeyPatch, run, operators: str | None
 ):
-    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
     if operators:
-        monkeypatch.setenv("OMP_WAIT_POLICY", operators)
-    engine = start_engine(script(TELLS_ITS_WAIT_POLICY))
+        monkeypatch.setenv("GOMP_SPINCOUNT", operators)
+    engine = start_engine(script(TELLS_ITS_SPIN_COUNT))
 
-    assert engine.connection.recv(100).decode() == (operators or "passive")
+    assert engine.connection.recv(100).decode() == (operators or "1000")
 
     run(engine.wait())
     engine.connection.close()
