@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
 
 import tokenizers
 from tokenizers.decoders import DecodeStream
+
+# Python reads a codec's module from disk when it is first used, which would be on the loop.
+_SURROGATES = "utf-16-le"
+codecs.lookup(_SURROGATES)
 
 # How much of what came before a decoder must see to join correctly (leading spaces, a byte pair).
 _CONTEXT_TOKENS = 8
@@ -70,4 +75,4 @@ def encodable(text: str) -> str:
     """`text` with U+FFFD for each lone surrogate, which neither JSON nor protobuf can carry."""
     if text.isascii():
         return text
-    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text.encode(_SURROGATES, "surrogatepass").decode(_SURROGATES, "replace")
