@@ -168,7 +168,7 @@ def build_runner(
     model = load_model(Path(config.model), config.device, config.dtype, progress)
     progress("cache", 0, 0)
     cache = _allocate(config, model)
-    sampler = Sampler(config.max_num_seqs, model.config.vocab_size)
+    sampler = Sampler(config.max_num_seqs)
     runner = ModelRunner(model, cache, sampler, settings)
     progress("calibration", 0, 0)
     budget = config.max_num_batched_tokens or runner.measure_tokens_per(config.step_time_s)

@@ -40,9 +40,8 @@ class _SeatSettings(NamedTuple):
 class Sampler:
     """Samples a step's rows by the settings of their seats."""
 
-    def __init__(self, num_seats: int, vocab_size: int) -> None:
+    def __init__(self, num_seats: int) -> None:
         self._seats = [_SeatSettings(_GREEDY, 0)] * num_seats
-        self._vocab_size = vocab_size
 
     def seat(self, seat: int, sampling: Sampling, choice: int) -> None:
         """Hold the settings of the request that takes `seat`, until the next one does."""

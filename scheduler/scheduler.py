@@ -71,7 +71,7 @@ class Scheduler:
         if arrival.request in self._table:
             raise Refused(f"request {arrival.request} is here already")
         row = self._table.add(arrival, now_s)
-        self._hash_prompt(row)
+        self._keys(row)  # hashed now, so that no step has to
 
     def drop(self, request: int) -> None:
         """Let a request go: its client is gone, or found a stop string.
@@ -156,8 +156,10 @@ class Scheduler:
         )
         fresh: list[int] = []
         for index, row in enumerate(candidates):
+            if plan.is_full:
+                break
             hits = self._match(int(row))
-            if plan.is_full or not self._has_blocks(plan, int(row), hits, int(keep[index + 1])):
+            if not self._has_blocks(plan, int(row), hits, int(keep[index + 1])):
                 break
             remaining = int(self._table.num_tokens[row]) - len(hits) * self.config.block_size
             if not plan.has_room_for(remaining):
@@ -201,7 +203,7 @@ class Scheduler:
         table.seat_row(row, np.concatenate((np.array(hits, dtype=np.int32), missing)), cached)
         plan.place_admitted(row, cached, known - cached)
 
-    def _hash_prompt(self, row: int) -> list[BlockKey]:
+    def _keys(self, row: int) -> list[BlockKey]:
         """The row's keys, for as many blocks as a match may use: a token is left to compute."""
         cold = self._table.cold(row)
         most = (int(self._table.num_tokens[row]) - 1) // self.config.block_size
@@ -211,9 +213,7 @@ class Scheduler:
 
     def _match(self, row: int) -> list[int]:
         """Blocks of the row's prefix that are in the index now; not pinned yet."""
-        if not self.config.enable_prefix_caching:
-            return []
-        return self._pool.match(self._hash_prompt(row))
+        return self._pool.match(self._keys(row))
 
     def _count_overtakes(self, waiting: Rows, fresh: list[int]) -> None:
         left = waiting[self._table.seat[waiting] < 0]

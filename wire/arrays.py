@@ -34,11 +34,6 @@ def view_requests(data: bytes) -> Requests:
     return np.frombuffer(data, dtype="<i8")
 
 
-def view_flags(data: bytes) -> npt.NDArray[np.uint8]:
-    """A read-only uint8 view, for `Step.finished`."""
-    return np.frombuffer(data, dtype=np.uint8)
-
-
 def view_floats(data: bytes) -> npt.NDArray[np.float32]:
     """A read-only float32 view, for log-probabilities."""
     return np.frombuffer(data, dtype="<f4")

@@ -28,7 +28,7 @@ def sample(
     choices: list[int] | None = None,
 ) -> Sampled:
     """Sample rows [rows, vocab] with row i in seat i."""
-    sampler = Sampler(len(settings), logits.shape[1])
+    sampler = Sampler(len(settings))
     for seat, sampling in enumerate(settings):
         sampler.seat(seat, sampling, choices[seat] if choices else 0)
     return sampler.sample(
@@ -284,7 +284,7 @@ def test_the_logits_are_left_as_they_were() -> None:
 
 
 def test_a_new_request_in_a_seat_brings_its_own_settings() -> None:
-    sampler = Sampler(1, VOCAB)
+    sampler = Sampler(1)
     seat, position = np.zeros(1, dtype=np.int32), np.zeros(1, dtype=np.int32)
     sampler.seat(0, Sampling(temperature=0.0, logprobs=1), 0)
     assert sampler.sample(LOGITS[None], seat, position).logprobs
