@@ -64,14 +64,29 @@ def select_victims(running: RequestColumns, step: StepView) -> FloatArray | None
 
 
 @hookspec(firstresult=True)
+def allow_displacement(
+    candidate: RequestColumns, running: RequestColumns, step: StepView
+) -> FloatArray | None:
+    """Say which running requests a waiting one may push out: margins above 0 allow it.
+
+    Called for the first waiting request, in admission order, that lacks a seat or blocks, with the
+    running requests that may be pushed out (none that was admitted in this step, is pinned or was
+    preempted too often). `candidate` has one element. Return one float per running request. Just
+    enough of those allowed are preempted, the lowest `select_victims` score first, or none if all of
+    them together would not make room. Ties in a policy's own key must get no margin, or two equals
+    push each other out for ever. Default: nobody. Stops at the first answer.
+    """
+
+
+@hookspec(firstresult=True)
 def choose_preemption(
     victims: RequestColumns, costs: PreemptionCosts, step: StepView
 ) -> BoolArray | None:
     """Choose per victim: True swaps its blocks to the host, False drops them for recompute.
 
-    Called once the victims of this step are settled. A victim that cannot be swapped is recomputed
-    whatever the answer; without a host pool that is every victim. Default: recompute. Stops at the
-    first answer.
+    Called once a step at most, before the first victim leaves, for all who may have to. A victim
+    that cannot be swapped, because the host has no room or its client forbids it, is recomputed
+    whatever the answer, and the other way round. Default: cost model. Stops at the first answer.
     """
 
 
@@ -81,4 +96,13 @@ def guard_starvation(waiting: RequestColumns, step: StepView) -> BoolArray | Non
 
     Called before `order_admissions`, with the same requests. The chosen policy and the default are
     both asked, and any True counts. None marks nobody. Default: bounded overtake.
+    """
+
+
+@hookspec
+def on_finished(finished: RequestColumns, step: StepView) -> None:
+    """Learn which requests ended, with all that they generated.
+
+    Called at most once a step, after the reap, if at least one request ended otherwise than by the
+    client's leaving. Every policy of the profile is told.
     """

@@ -99,6 +99,25 @@ class RequestColumns:
         return self._gather("preemptions")
 
     @property
+    def cached_tokens(self) -> IntArray:
+        """Tokens of a waiting request that the prefix cache holds now; 0 for a running one."""
+        return self._gather("cached_tokens")
+
+    @property
+    def next_block_key(self) -> IntArray:
+        """Names the first block that a waiting request would have to compute.
+
+        Requests with equal values would compute the same block: one can, and the others find it.
+        0: no whole block is left to find.
+        """
+        return self._gather("next_block_key")
+
+    @property
+    def parked(self) -> BoolArray:
+        """Whether the request has a seat but its reader takes no tokens now."""
+        return self._gather("parked")
+
+    @property
     def overtakes(self) -> IntArray:
         """Later arrivals that were admitted for the first time ahead of this waiting request."""
         return self._gather("overtakes")
@@ -115,13 +134,16 @@ class StepView:
     block_size: int  # tokens
     free_seats: int
     token_budget: int  # tokens that may be computed in this step
+    free_host_blocks: int  # room for swapped requests
     preemptions: int  # since the engine started
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreemptionCosts:
-    """What each victim's way back would cost. One element a victim."""
+    """What each victim's way back would cost, as measured so far. One element a victim."""
 
-    recompute_tokens: IntArray  # to compute again, if no prefix survives in the cache
-    swap_blocks: IntArray  # to copy out, and later in
-    free_host_blocks: int  # 0: nothing can be swapped
+    recompute_tokens: IntArray  # to compute again, less what should still be cached at its return
+    recompute_s: FloatArray  # seconds of the engine's time for them
+    swap_blocks: IntArray  # held alone: to copy out, and later in
+    swap_s: FloatArray  # seconds of the engine's time for both ways; +inf: it cannot be swapped
+    free_host_blocks: int  # 0: nobody can be swapped

@@ -21,6 +21,9 @@ class SchedulerConfig:
     eos_token_ids: frozenset[int] = frozenset()
     enable_prefix_caching: bool = True
     watermark: float = 0.01
+    num_host_blocks: int = 0  # 0: nobody is swapped
+    max_preemptions: int = 8  # of one request, before others are preferred as victims
+    stall_steps: int = 1000  # steps without any progress, until the head of the queue fails
 
     @property
     def least_batched_tokens(self) -> int:
@@ -39,5 +42,8 @@ class SchedulerConfig:
                 f"{self.least_batched_tokens}: a token for each of {self.max_num_seqs} running "
                 f"requests, and a block of {self.block_size} for a prefill beside them"
             )
+        for name in ("num_host_blocks", "max_preemptions", "stall_steps"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} {getattr(self, name)} is negative")
         if not 0 <= self.watermark < 1:
             raise ValueError(f"watermark {self.watermark} is no share of the pool in [0, 1)")

@@ -24,14 +24,31 @@ class Seated(NamedTuple):
 
     seat: int
     request: int
+    tokens: Int32Array  # all that is known: the prompt, then the output so far; not to be kept
+    prompt_tokens: int
+
+
+class Copies(NamedTuple):
+    """Whole blocks to copy before the forward pass, [copies, 2] each: from, to.
+
+    All of one kind before the next, in this order: a block that is swapped out may be written by
+    any later copy, and by the pass itself. No block is written twice.
+    """
+
+    swap_out: Int32Array  # device block to host block
+    on_write: Int32Array  # device to device, because a fork is about to write a shared block
+    swap_in: Int32Array  # host to device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
-    """One forward pass: which tokens to compute, where their keys and values go.
+    """One forward pass: what is copied first, which tokens to compute, what is sampled.
 
     Row i computes `num_new[i]` tokens after the `num_context[i]` tokens whose keys and values are
-    already in the cache. Its last new token is sampled from where `samples[i]` is true.
+    already in the cache. Sample j is drawn from the logits after the last new token of row
+    `samples[j]`, with the settings of `sample_seats[j]`: one sample a row, except where a prompt
+    with several choices is complete, and each choice draws its first token.
+    A plan without rows may still have copies and seats.
     """
 
     step_id: int
@@ -39,12 +56,15 @@ class StepPlan:
     seats: Int32Array  # [rows]
     num_context: Int32Array  # [rows]
     num_new: Int32Array  # [rows], at least 1 each
-    samples: BoolArray  # [rows]
     tokens: Int32Array  # [sum(num_new)], row after row
     positions: Int32Array  # [sum(num_new)], position in the row's sequence
     slots: Int64Array  # [sum(num_new)], block * block_size + offset in the block
-    block_tables: Int32Array  # [rows, most blocks any row uses], padded with 0
+    block_tables: Int32Array  # [rows, most blocks any row uses]; what lies beyond means nothing
+    samples: Int32Array  # [samples], index of a row; ascending
+    sample_requests: Int64Array  # [samples]
+    sample_seats: Int32Array  # [samples]
     seated: tuple[Seated, ...]  # new seats, in force before this pass
+    copies: Copies
 
     @property
     def num_rows(self) -> int:
@@ -63,19 +83,28 @@ class Logprobs(NamedTuple):
     top_logprobs: Float32Array  # [wanted]
 
 
+class StepTimes(NamedTuple):
+    """How long the parts of a step took, in seconds; 0 where there was nothing to do."""
+
+    forward_s: float = 0.0  # the pass and the sampling
+    swap_out_s: float = 0.0
+    swap_in_s: float = 0.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutcome:
-    """What the runner made of a plan, in the plan's row order."""
+    """What the runner made of a plan, sample by sample."""
 
     step_id: int
-    tokens: Int32Array  # [rows], the sampled token, or -1 where the plan did not sample
-    failed: BoolArray  # [rows], True: this row's logits were not finite; the row ends
-    logprobs: Mapping[int, Logprobs] = field(default_factory=dict)  # row -> wanted logprobs
+    tokens: Int32Array  # [samples], -1 where failed
+    failed: BoolArray  # [samples], True: these logits were not finite; the choice ends
+    logprobs: Mapping[int, Logprobs] = field(default_factory=dict)  # sample -> wanted logprobs
+    times: StepTimes = StepTimes()
 
 
 class Runner(Protocol):
     """Executes plans. The scheduler never calls it; the engine's loop and the tests do."""
 
     def execute(self, plan: StepPlan) -> StepOutcome:
-        """Run one forward pass and sample."""
+        """Copy blocks in the plan's order, run one forward pass, and sample."""
         ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +11,6 @@ import numpy.typing as npt
 from cadenza.scheduler.prefix import BlockKey
 
 Tokens = npt.NDArray[np.int32]
-
 
 MAX_STOP_TOKEN_IDS = 16
 
@@ -21,22 +21,35 @@ class Refused(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
-    """A request as it enters the scheduler."""
+    """A request as it enters the scheduler: one prompt, and `n` choices that continue it.
 
-    request: int  # unique among all that this scheduler has seen
+    The choices are called `request` to `request + n - 1`, and live and end each by itself.
+    """
+
+    request: int  # unique, like the n - 1 numbers after it, among all that this scheduler has seen
     prompt: Tokens  # at least one id
-    emitted: Tokens = field(default_factory=lambda: np.empty(0, dtype=np.int32))
-    max_tokens: int  # output tokens, emitted ones included
+    emitted: Tokens = field(default_factory=lambda: np.empty(0, dtype=np.int32))  # only if n is 1
+    n: int = 1
+    max_tokens: int  # output tokens of each choice, emitted ones included
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
     priority: int = 0  # lower is earlier
     cache_salt: str = ""
+    credit: int | None = None  # tokens the reader takes, over all choices; None: without limit
+    deadline_s: float = float("inf")  # on the clock of `Scheduler.step`
+    may_swap: bool = True
+    may_recompute: bool = True
 
-    def check(self, max_model_len: int) -> None:
+    @property
+    def requests(self) -> range:
+        return range(self.request, self.request + self.n)
+
+    def check(self, *, max_model_len: int, max_num_seqs: int) -> None:
         """Make sure that the request can run, alone at least.
 
         Raises:
-            Refused: no prompt, nothing to generate, no room for a token, too many stop token ids.
+            Refused: no prompt, nothing to generate, no room for a token, too many choices or stop
+                token ids, a first credit that does not give each choice a token.
         """
         known = len(self.prompt) + len(self.emitted)
         if not len(self.prompt):
@@ -51,11 +64,28 @@ class Arrival:
             )
         if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
             raise Refused(f"there are more than {MAX_STOP_TOKEN_IDS} stop token ids")
+        self._check_choices(max_num_seqs)
+
+    def _check_choices(self, max_num_seqs: int) -> None:
+        if not 1 <= self.n <= max_num_seqs:
+            raise Refused(f"n is {self.n}, but 1 to {max_num_seqs} choices can run together")
+        if self.n > 1 and len(self.emitted):
+            raise Refused("emitted tokens belong to one choice, so n must be 1 beside them")
+        if self.credit is not None and self.credit < (0 if self.n == 1 else self.n):
+            raise Refused(f"a credit of {self.credit} does not give each of {self.n} choices a token")
+
+
+class HostCopy(NamedTuple):
+    """What a swapped row has on the host, and what it hopes to find on the device."""
+
+    copied: list[tuple[int, int]]  # (index in the block table, host block)
+    shared: list[int]  # indices of full blocks that others held; matched again by key
+    computed: int  # tokens
 
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """The tokens of a row and the keys of its full blocks.
+    """The tokens of a row, the keys of its full blocks, and the choices that it stands for.
 
     `tokens` holds everything up to the last full block that the table flushed; what came after
     sits in the table's tail buffer until the block is full or the row loses its seat.
@@ -63,7 +93,10 @@ class Request:
 
     tokens: Tokens
     salt: str
+    choices: list[int]  # request numbers; one, except until a prompt with several is complete
+    seats: list[int] = field(default_factory=list)  # one a choice while the row is seated
     keys: list[BlockKey] = field(default_factory=list)
+    host: HostCopy | None = None
 
     def make_room(self, capacity: int) -> None:
         """Let `tokens` grow in place up to `capacity` ids; called once, at the first admission."""

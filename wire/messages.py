@@ -4,7 +4,8 @@ Every message is a tagged msgspec struct, encoded as one MessagePack array. Arra
 little-endian bytes and are viewed, not copied, by the reader (`wire.arrays`). This package must
 never import torch: the front process imports it.
 
-Front to engine: `Start`, `Submit`, `Cancel`, `Finish`, `Shutdown`.
+Front to engine: `Start`, `Submit`, `Cancel`, `Finish`, `Credit`, `SetDeadline`, `ResetPrefixCache`,
+`Shutdown`.
 Engine to front: `Progress`, `Ready`, `Step`, `Failed`.
 """
 
@@ -24,6 +25,9 @@ class Finished(IntEnum):
     STOP_TOKEN = 2  # a stop token id of the request; not part of the text either
     LENGTH = 3  # max_tokens, or the model's context, is used up
     FAILED = 4  # this row alone failed (for example: logits that are not finite)
+    DEADLINE = 5  # its deadline passed
+    STOPPED = 6  # the front found a stop string; told in decisions only
+    ABORTED = 7  # the client is gone; told in decisions only
 
 
 class EngineConfig(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -41,6 +45,8 @@ class EngineConfig(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     step_time_s: float = 0.075  # what a full step is calibrated to
     enable_prefix_caching: bool = True
     watermark: float = 0.01  # share of the pool that admissions leave free
+    swap_bytes: int = 512 << 20  # host memory for preempted rows, taken as it is first used
+    max_preemptions: int = 8  # of one row, before others are preferred as victims
     threads: int | None = None  # None: all cores
     profile: dict[str, str] = {}  # hook name -> policy name; absent hooks use the default
     log_level: str = "info"
@@ -54,6 +60,9 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     top_k: int = 0  # 0: off
     top_p: float = 1.0
     min_p: float = 0.0
+    presence_penalty: float = 0.0  # off a token's logit once it is in the output
+    frequency_penalty: float = 0.0  # for each time it is in the output
+    repetition_penalty: float = 1.0  # divides positive logits of tokens in prompt or output
     seed: int = 0  # unsigned 64 bits; the front draws one where the client gave none
     logprobs: int | None = None  # None: none wanted; 0: the sampled token's alone; n: and the top n
 
@@ -65,13 +74,16 @@ class Start(msgspec.Struct, frozen=True, array_like=True, tag="start"):
 
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit", kw_only=True):
-    """One row to generate: choice `choice` of a client's request.
+    """A prompt and the `n` rows that continue it: choices `choice` to `choice + n - 1`.
 
-    `emitted` holds tokens that the client already has (after a restart); they count as output.
+    The rows are called `request` to `request + n - 1`, and each gets its own tokens and end.
+    `emitted` holds tokens that the client already has (after a restart); they count as output,
+    and belong to one row.
     """
 
-    request: int  # unique in the life of the front process
+    request: int  # unique in the life of the front process, like the n - 1 numbers after it
     choice: int = 0  # part of the sampler's counter, so that choices differ under one seed
+    n: int = 1
     prompt: bytes  # int32 token ids, at least one
     emitted: bytes = b""  # int32 token ids
     max_tokens: int  # at least one; emitted tokens count
@@ -81,6 +93,10 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit", kw_only
     priority: int = 0  # lower is earlier
     tenant: str = ""
     cache_salt: str = ""  # rows share cached prefixes only within one salt
+    credit: int | None = None  # tokens that the reader takes, over all rows; None: without limit
+    deadline_s: float | None = None  # monotonic seconds, a clock that both processes share
+    may_swap: bool = True
+    may_recompute: bool = True
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
@@ -94,6 +110,24 @@ class Finish(msgspec.Struct, frozen=True, array_like=True, tag="finish"):
 
     request: int
     tokens_kept: int
+
+
+class Credit(msgspec.Struct, frozen=True, array_like=True, tag="credit"):
+    """The reader of `request` takes `tokens` more, over all rows that were submitted with it."""
+
+    request: int  # any row of the submit
+    tokens: int
+
+
+class SetDeadline(msgspec.Struct, frozen=True, array_like=True, tag="set_deadline"):
+    """Another deadline for one row; None: no deadline."""
+
+    request: int
+    deadline_s: float | None
+
+
+class ResetPrefixCache(msgspec.Struct, frozen=True, array_like=True, tag="reset_prefix_cache"):
+    """Forget every cached prefix. Running rows keep their blocks."""
 
 
 class Shutdown(msgspec.Struct, frozen=True, array_like=True, tag="shutdown"):
@@ -115,6 +149,7 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready", kw_only=T
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     num_blocks: int
+    num_host_blocks: int
     block_size: int
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -126,17 +161,24 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready", kw_only=T
 class Counters(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """The engine's state after a step, and totals since it started."""
 
-    running: int = 0
+    running: int = 0  # seats taken, parked ones included
     waiting: int = 0
+    parked: int = 0
+    swapped: int = 0
     free_blocks: int = 0
     cached_blocks: int = 0
     total_blocks: int = 0
+    free_host_blocks: int = 0
+    total_host_blocks: int = 0
     steps: int = 0
-    preemptions: int = 0
+    preemptions: int = 0  # of both kinds
+    swaps: int = 0  # preemptions that kept a copy on the host
     computed_tokens: int = 0  # by the model: prefills, recomputed ones included, and decodes
+    recomputed_tokens: int = 0
     generated_tokens: int = 0
     prefix_queries: int = 0  # tokens looked up in the prefix index
     prefix_hits: int = 0  # tokens found there
+    decisions_lost: int = 0  # records that the bounded log had no room for
     policy_faults: int = 0
 
 
@@ -152,10 +194,20 @@ class RowLogprobs(msgspec.Struct, frozen=True, array_like=True):
     top_logprobs: bytes = b""
 
 
+class Decision(msgspec.Struct, frozen=True, array_like=True):
+    """One record of the scheduler's decision log: `kind` and `facts` are its class and fields."""
+
+    kind: str  # "arrived", "admitted", "preempted", "displaced", "resumed", "parked", ...
+    request: int
+    step_id: int
+    time_s: float  # monotonic
+    facts: dict[str, bool | int | float | str] = {}
+
+
 class Step(msgspec.Struct, frozen=True, array_like=True, tag="step", kw_only=True):
     """All that one step brought, for all rows at once. Parallel arrays, one element a row.
 
-    A row appears when it got a token or ended. A FAILED row's token is -1.
+    A row appears when it got a token or ended. The token of a row that ended without one is -1.
     """
 
     step_id: int
@@ -166,6 +218,7 @@ class Step(msgspec.Struct, frozen=True, array_like=True, tag="step", kw_only=Tru
     admitted: bytes = b""  # int64, requests that got a seat in this step
     admitted_cached: bytes = b""  # int32, their prompt tokens found in the prefix cache
     preempted: bytes = b""  # int64, requests that lost their seat in this step
+    decisions: tuple[Decision, ...] = ()  # since the last step, oldest first
     counters: Counters = Counters()
 
 
@@ -176,5 +229,7 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
     request: int | None = None
 
 
-ToEngine: TypeAlias = Start | Submit | Cancel | Finish | Shutdown
+ToEngine: TypeAlias = (
+    Start | Submit | Cancel | Finish | Credit | SetDeadline | ResetPrefixCache | Shutdown
+)
 ToFront: TypeAlias = Progress | Ready | Step | Failed

@@ -1,0 +1,168 @@
+"""What the scheduler decided about each request, as typed records.
+
+A record is made where a request changes state, never for a row that merely goes on, so that the
+log costs nothing in a steady step.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeAlias
+
+from cadenza.scheduler.states import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    step_id: int
+    time_s: float  # the clock of `Scheduler.step`
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived(_Record):
+    """The request waits from now on."""
+
+    prompt_tokens: int
+    cached_tokens: int  # of its prompt, found in the prefix index at that moment
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted(_Record):
+    """It got its first seat."""
+
+    rank: int  # place in this step's order, 0 the first
+    wait_s: float
+    cached_tokens: int
+    starving: bool
+
+
+class Cause(Enum):
+    """Why a request was preempted."""
+
+    MEMORY = "memory"  # running requests lacked blocks
+    ROOM = "room"  # it was parked, and others wanted its seat or its blocks
+    DISPLACED = "displaced"  # a policy gave its place to another
+    FORCED = "forced"  # it was asked for
+
+
+@dataclass(frozen=True, slots=True)
+class Preempted(_Record):
+    """It lost its seat. Both costs are the model's estimates when the choice was made."""
+
+    cause: Cause
+    swapped: bool
+    recompute_s: float
+    swap_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Displaced(_Record):
+    """A policy let `by` have its place. A `Preempted` follows."""
+
+    by: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed(_Record):
+    """It got a seat again."""
+
+    rank: int
+    wait_s: float  # since its preemption
+    cached_tokens: int  # that need not be computed again, swapped-in ones included
+    from_host: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HostCopyDropped(_Record):
+    """A shared block was evicted meanwhile, so the swapped request is recomputed after all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parked(_Record):
+    """Its reader has no credit left."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unparked(_Record):
+    """Its reader has credit again, and it still has its seat."""
+
+
+@dataclass(frozen=True, slots=True)
+class Starving(_Record):
+    """A guard marked it for the first time since it arrived or was preempted."""
+
+    overtakes: int
+    wait_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedArrival(_Record):
+    """It was not taken."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stalled(_Record):
+    """The watchdog failed it: no step made progress for too long. A `Finished` follows."""
+
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finished(_Record):
+    """It is gone."""
+
+    reason: FinishReason
+    generated_tokens: int
+
+
+Decision: TypeAlias = (
+    Arrived
+    | Admitted
+    | Preempted
+    | Displaced
+    | Resumed
+    | HostCopyDropped
+    | Parked
+    | Unparked
+    | Starving
+    | RefusedArrival
+    | Stalled
+    | Finished
+)
+
+
+class DecisionLog:
+    """The newest records, `size` at most; what was not yet drained when it fell out is counted."""
+
+    def __init__(self, size: int = 65_536) -> None:
+        self._records: deque[Decision] = deque(maxlen=size)
+        self._undrained = 0
+        self.lost = 0
+
+    def __iter__(self) -> Iterator[Decision]:
+        return iter(self._records)
+
+    def append(self, record: Decision) -> None:
+        self._records.append(record)
+        self._undrained += 1
+        if self._undrained > len(self._records):
+            self._undrained -= 1
+            self.lost += 1
+
+    def drain(self) -> tuple[Decision, ...]:
+        """The records since the last call, oldest first."""
+        if not self._undrained:
+            return ()
+        new = tuple(self._records[index] for index in range(-self._undrained, 0))
+        self._undrained = 0
+        return new
+
+    def timeline(self, request: int) -> list[Decision]:
+        """What is still known of one request, oldest first."""
+        return [record for record in self._records if record.request == request]
