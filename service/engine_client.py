@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -71,7 +70,7 @@ class EngineClient(asyncio.Protocol):
         self._reader: FrameReader[ToFront] = FrameReader(ToFront)
         self._transport: asyncio.WriteTransport | None = None
         self._rows: dict[int, Row] = {}
-        self._numbers = itertools.count(1)
+        self._next_number = 1
         self._ready: asyncio.Future[Ready] = loop.create_future()
         self._lost: asyncio.Future[None] = loop.create_future()
         self._closing = False
@@ -137,12 +136,14 @@ class EngineClient(asyncio.Protocol):
         """Wait until the connection is over, for whatever reason."""
         await asyncio.shield(self._lost)
 
-    def next_number(self) -> int:
-        """A request number that this client has never given out."""
-        return next(self._numbers)
+    def take_numbers(self, count: int) -> int:
+        """The first of `count` consecutive request numbers that were never given out."""
+        first = self._next_number
+        self._next_number += count
+        return first
 
-    def submit(self, message: Submit, row: Row) -> None:
-        """Send a row, and hand what comes back for it to `row`.
+    def submit(self, message: Submit, rows: Sequence[Row]) -> None:
+        """Send a prompt, and hand what comes back for its `message.n` rows to `rows`, in order.
 
         Raises:
             EngineUnavailable: the engine is dead.
@@ -150,7 +151,8 @@ class EngineClient(asyncio.Protocol):
         self.send(message)
         if not self._rows:
             self._heard_s = time.monotonic()
-        self._rows[message.request] = row
+        numbers = range(message.request, message.request + message.n)
+        self._rows.update(zip(numbers, rows, strict=True))
 
     def cancel(self, request: int) -> None:
         """Forget a row and tell the engine, if it has not ended. Idempotent, never raises."""

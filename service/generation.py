@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 
 from cadenza.service.choice import Choice
@@ -74,8 +74,8 @@ class Generation:
         """Whether every choice has finished, or the whole failed or was cancelled."""
         return self._ended
 
-    def launch(self, rows: Sequence[Submit], tokenizer: Tokenizer, stops: Sequence[str]) -> None:
-        """Send every choice to the engine. Called once, by `Generator.submit`.
+    def launch(self, submits: Sequence[Submit], tokenizer: Tokenizer, stops: Sequence[str]) -> None:
+        """Send every choice to the engine, in order. Called once, by `Generator.submit`.
 
         Whatever it raises, no choice and no place in the queue is left behind.
 
@@ -83,12 +83,13 @@ class Generation:
             EngineUnavailable: the engine is dead.
         """
         try:
-            for row in rows:
-                choice = Choice(row.choice, row.request, self, tokenizer, self._prompt, stops)
+            for index, number in enumerate(_numbers(submits)):
+                choice = Choice(index, number, self, tokenizer, self._prompt, stops)
                 self._choices.append(choice)
                 self._unseated.add(choice)
-            for row, choice in zip(rows, self._choices, strict=True):
-                self._engine.submit(row, choice)
+            for submit in submits:
+                rows = self._choices[submit.choice : submit.choice + submit.n]
+                self._engine.submit(submit, rows)
         except BaseException:
             self._end("error")
             raise
@@ -195,3 +196,9 @@ class Generation:
         finished = [choice.finished for choice in self._choices if choice.finished]
         cut = any(end.reason is FinishReason.LENGTH for end in finished)
         return "length" if cut else "stop"
+
+
+def _numbers(submits: Sequence[Submit]) -> Iterator[int]:
+    """The engine's names for the rows, choice after choice."""
+    for submit in submits:
+        yield from range(submit.request, submit.request + submit.n)

@@ -123,7 +123,7 @@ class Generator:
                 await self._prepare(*each, ready.max_model_len)
                 for each in zip(checked, places, timers, strict=True)
             ]
-            return self._launch_all(jobs)
+            return self._launch_all(jobs, ready.max_num_seqs)
         except BaseException:
             for held in places:
                 held.leave_all()
@@ -194,18 +194,18 @@ class Generator:
         assert prompt.text is not None
         return self.tokenizer.encode_text(prompt.text, opened=prompt.add_special_tokens)
 
-    def _launch_all(self, jobs: Sequence[_Job]) -> list[Generation]:
+    def _launch_all(self, jobs: Sequence[_Job], max_rows: int) -> list[Generation]:
         launched: list[Generation] = []
         with contextlib.ExitStack() as undo:
             for job in jobs:
-                generation = self._launch(job)
+                generation = self._launch(job, max_rows)
                 undo.callback(generation.cancel)
                 launched.append(generation)
             undo.pop_all()
         self.metrics.prompt_tokens += sum(len(job.prompt) for job in jobs)
         return launched
 
-    def _launch(self, job: _Job) -> Generation:
+    def _launch(self, job: _Job, max_rows: int) -> Generation:
         generation = Generation(
             id=uuid.uuid4().hex,
             model=self.model_name,
@@ -215,14 +215,18 @@ class Generator:
             places=job.places,
             on_closed=self._open.discard,
         )
-        generation.launch(self._rows(job), self.tokenizer, job.checked.stops)
+        generation.launch(self._submits(job, max_rows), self.tokenizer, job.checked.stops)
         self._open.add(generation)
         return generation
 
-    def _rows(self, job: _Job) -> list[Submit]:
+    def _submits(self, job: _Job, max_rows: int) -> list[Submit]:
+        """One message for all choices, or several where they are more than the engine has seats."""
         checked = job.checked
-        first = Submit(
-            request=self.engine.next_number(),
+        num_choices = checked.num_choices
+        first = self.engine.take_numbers(num_choices)
+        whole = Submit(
+            request=first,
+            n=num_choices,
             prompt=pack_ids(job.prompt),
             max_tokens=job.max_tokens,
             sampling=checked.sampling,
@@ -231,11 +235,12 @@ class Generator:
             priority=checked.priority,
             cache_salt=checked.cache_salt,
         )
-        others = (
-            msgspec.structs.replace(first, request=self.engine.next_number(), choice=choice)
-            for choice in range(1, checked.num_choices)
-        )
-        return [first, *others]
+        return [
+            msgspec.structs.replace(
+                whole, request=first + start, choice=start, n=min(max_rows, num_choices - start)
+            )
+            for start in range(0, num_choices, max_rows)
+        ]
 
 
 def _max_tokens(checked: CheckedRequest, prompt_tokens: int, max_model_len: int) -> int:

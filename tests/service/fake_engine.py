@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
 import numpy as np
+from msgspec.structs import replace
 
 from cadenza.wire.arrays import pack_ids, view_ids
 from cadenza.wire.codec import FrameReader, encode
@@ -32,7 +33,7 @@ Reply = Callable[[Submit], Sequence[int]]
 
 @dataclass(slots=True, eq=False)
 class FakeRow:
-    submit: Submit
+    submit: Submit  # as if it had come alone
     reply: Sequence[int]
     emitted: list[int] = field(default_factory=list)
 
@@ -78,6 +79,7 @@ class FakeEngine(asyncio.Protocol):
                 vocab_size=self.vocab_size,
                 eos_token_ids=(self.eos,),
                 num_blocks=64,
+                num_host_blocks=32,
                 block_size=16,
                 max_num_seqs=self.seats,
                 max_num_batched_tokens=256,
@@ -89,6 +91,7 @@ class FakeEngine(asyncio.Protocol):
 
     def fail(self, message: str, request: int | None = None) -> None:
         self.running.pop(request or 0, None)
+        self.waiting.pop(request or 0, None)
         self.send(Failed(message, request))
 
     def die(self) -> None:
@@ -197,8 +200,8 @@ class FakeEngine(asyncio.Protocol):
             self.received.append(message)
             match message:
                 case Submit():
-                    row = FakeRow(message, self.reply(message))
-                    self.waiting[message.request] = row
+                    for one in _rows(message):
+                        self.waiting[one.request] = FakeRow(one, self.reply(one))
                     self._plan_step()
                 case Cancel(request) | Finish(request, _):
                     self.running.pop(request, None)
@@ -217,6 +220,12 @@ def echo_numbers(submit: Submit) -> list[int]:
     """A deterministic reply of 12 printable byte tokens, from the prompt and the choice."""
     start = sum(view_ids(submit.prompt).tolist()) + submit.choice
     return [(start + 7 * i) % 90 for i in range(12)]
+
+
+def _rows(submit: Submit) -> Iterator[Submit]:
+    """One submit for each row."""
+    for row in range(submit.n):
+        yield replace(submit, request=submit.request + row, choice=submit.choice + row, n=1)
 
 
 def _wants(row: FakeRow) -> bool:

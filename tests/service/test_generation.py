@@ -146,16 +146,93 @@ def test_bytes_that_never_become_a_character_are_not_held_for_ever(run, open_fro
     run(main())
 
 
-def test_choices_get_one_seed_and_their_own_index(run, open_front):
+def test_choices_are_one_submit_and_a_row_each(run, open_front):
     async def main():
         async with open_front() as front:
             events = await collect(await front.generator.submit(ask(n=3, max_tokens=5)))
 
-            submits = front.engine.submits()
-            assert [submit.choice for submit in submits] == [0, 1, 2]
-            assert len({submit.sampling.seed for submit in submits}) == 1
+            [submit] = front.engine.submits()
+            assert (submit.choice, submit.n) == (0, 3)
             assert sorted(end.choice for end in ends_of(events)) == [0, 1, 2]
+            assert len({text_of(events, choice) for choice in range(3)}) == 3
             assert len([e for e in events if isinstance(e, Admitted)]) == 1
+            assert front.is_clean()
+
+    run(main())
+
+
+def test_numbers_are_never_given_out_twice(run, open_front):
+    async def main():
+        async with open_front() as front:
+            front.engine.auto = False
+            generations = await front.generator.submit_all([ask(n=3), ask(), ask(n=2)])
+            await front.engine.until(lambda: len(front.engine.waiting) == 6)
+
+            assert [submit.n for submit in front.engine.submits()] == [3, 1, 2]
+            numbers = [choice.number for each in generations for choice in each._choices]
+            assert numbers == list(front.engine.waiting)
+            front.engine.resume()
+            for generation in generations:
+                await collect(generation)
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("n", "groups"), [(4, [(0, 4)]), (5, [(0, 4), (4, 1)]), (8, [(0, 4), (4, 4)])]
+)
+def test_choices_beyond_the_seats_come_in_groups(run, open_front, n, groups):
+    async def main():
+        async with open_front(ready=False) as front:
+            front.engine.seats = 4
+            front.engine.become_ready()
+            events = await collect(await front.generator.submit(ask(n=n, max_tokens=20, seed=7)))
+
+            submits = front.engine.submits()
+            assert [(submit.choice, submit.n) for submit in submits] == groups
+            assert submits[-1].request - submits[0].request == submits[-1].choice
+            assert {submit.sampling.seed for submit in submits} == {7}
+            assert sorted(end.choice for end in ends_of(events)) == list(range(n))
+            assert len({text_of(events, choice) for choice in range(n)}) == n
+            assert front.is_clean()
+
+    run(main())
+
+
+def test_a_choice_that_stops_early_leaves_the_others_running(run, open_front):
+    async def main():
+        async with open_front() as front:
+            replies = [front.tokenizer.encode_text(text) for text in ("abcdef", "axy", "abcdef")]
+            front.engine.reply = lambda submit: replies[submit.choice]
+            request = ask(n=3, max_tokens=6, stop=["x"])
+            events = await collect(await front.generator.submit(request))
+
+            [submit] = front.engine.submits()
+            [finish] = front.engine.finishes()
+            assert (finish.request, finish.tokens_kept) == (submit.request + 1, 2)
+            assert [text_of(events, choice) for choice in range(3)] == ["abcdef", "a", "abcdef"]
+            assert len(ends_of(events)) == 3
+
+    run(main())
+
+
+@pytest.mark.parametrize(("refused", "cancelled"), [([1], [0]), ([0, 1], [1])])
+def test_a_refusal_of_one_row_ends_them_all(run, open_front, refused, cancelled):
+    async def main():
+        async with open_front() as front:
+            front.engine.auto = False
+            generation = await front.generator.submit(ask(n=2))
+            await front.engine.until(lambda: len(front.engine.waiting) == 2)
+            numbers = list(front.engine.waiting)
+            for choice in refused:  # a refused submit is one message a row
+                front.engine.fail("too long", numbers[choice])
+            with pytest.raises(GenerationFailed, match="too long"):
+                await collect(generation)
+            await front.engine.until(lambda: bool(front.engine.cancels()))
+
+            assert front.engine.cancels() == [numbers[choice] for choice in cancelled]
+            assert front.client.num_rows == 0
+            assert front.generator.is_idle
 
     run(main())
 

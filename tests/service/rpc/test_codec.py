@@ -32,6 +32,7 @@ READY = Ready(
     vocab_size=300,
     eos_token_ids=(1,),
     num_blocks=64,
+    num_host_blocks=0,
     block_size=16,
     max_num_seqs=4,
     max_num_batched_tokens=256,
