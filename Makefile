@@ -5,6 +5,7 @@
 #   make check        linters, strict types, protos linted and current
 #   make test-extra   slower tests, bounded
 #   make bench-startup, make bench-front, make bench-decode
+#   make bench-scheduler  beside vLLM's; VLLM_VENV and MODEL_DIR name its venv and a model folder
 #
 # TORCH_SPEC chooses the torch build, for example TORCH_SPEC="torch==2.13.0+cpu".
 
@@ -23,7 +24,7 @@ FOLDERS := checkpoints cli engine kernels policies scheduler service testing wir
 PACKAGES := $(FOLDERS) protos/cadenza/v1
 
 .PHONY: serve test check test-extra protos install install-dev bench-startup bench-front \
-	bench-decode clean
+	bench-decode bench-scheduler clean
 
 serve: install
 	@$(PYTHON) -m cadenza.cli serve demo $(ARGS)
@@ -54,6 +55,9 @@ bench-front: install-dev
 
 bench-decode: install-dev
 	$(PYTHON) benchmarks/decode.py
+
+bench-scheduler: install-dev
+	$(PYTHON) benchmarks/scheduler.py $(ARGS)
 
 install: $(VENV)/runtime.stamp
 	@$(MAKE) --no-print-directory --silent link

@@ -1,0 +1,304 @@
+"""Microseconds a step of the scheduler, beside vLLM's under the same load.
+
+A step is everything between a forward pass and the next: the last outcome is reaped, the next step
+is planned, and the frame for the front is built; with hooks, prefix caching and the default
+policies. Rows stand at random places in their blocks, so that about one in sixteen fills a block in
+each step. What an arrival costs, hashing its prompt included, is a row of its own.
+
+  steady    every row decodes one token, and none ends
+  turnover  in each step one row ends and one prompt of 512 tokens is admitted
+  churn     about 1 % of the rows end in each step, and prompts of 512 tokens take their seats
+
+vLLM's side is `schedule` and `update_from_output`, in its own process; the two take turns, case by
+case. The environment says where it is: VLLM_VENV is a venv with vLLM, MODEL_DIR a model folder that
+it can read. The exit status is 3 where they are missing, unless --no-peer says that only our own
+figures are wanted, and 0 otherwise: targets are told, not enforced.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import mean
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+
+from cadenza.engine.frames import step_frame
+from cadenza.policies.decisions import Decisions
+from cadenza.policies.profile import Profile
+from cadenza.scheduler.config import SchedulerConfig
+from cadenza.scheduler.plan import StepOutcome, StepPlan, StepTimes
+from cadenza.scheduler.request import Arrival
+from cadenza.scheduler.scheduler import Scheduler
+from cadenza.wire.codec import encode
+
+sys.path.append(str(Path(__file__).parent))
+import scheduler_load as load
+from machine import heading
+
+CASES = ("steady", "turnover", "churn")
+SHAPES = ((256, 0), (1024, 0), (1024, 10_000))  # running, waiting
+SMALL, LARGE = 256, 1024
+
+LEAST_RATIOS = {"steady": 30, "turnover": 15, "churn": 15}  # at LARGE
+MOST_US_A_ROW = 0.4
+
+FORWARD_S = 0.05
+EOS = 2
+MOST_REQUESTS = 1 << 20
+NO_PEER = 3
+
+
+class Ours:
+    """A scheduler of ours, and a runner that samples at random."""
+
+    def __init__(self, num_running: int) -> None:
+        config = SchedulerConfig(
+            num_blocks=load.NUM_BLOCKS,
+            block_size=load.BLOCK_SIZE,
+            max_model_len=load.MAX_MODEL_LEN,
+            max_num_seqs=num_running,
+            max_num_batched_tokens=load.TOKEN_BUDGET,
+            eos_token_ids=frozenset({EOS}),
+        )
+        self._scheduler = Scheduler(config, Decisions(Profile()))
+        self._outcome: StepOutcome | None = None
+        self._now_s = 0.0
+        self._rng = np.random.default_rng(load.SEED)
+        self._left = np.zeros(MOST_REQUESTS, dtype=np.int32)  # tokens to come, by request
+
+    def add(self, request: int, prompt: load.Int32Array, max_tokens: int) -> float:
+        self._left[request] = max_tokens
+        arrival = Arrival(request=request, prompt=prompt, max_tokens=max_tokens, ignore_eos=True)
+        started = time.perf_counter()
+        self._scheduler.add(arrival, self._now_s)
+        return time.perf_counter() - started
+
+    def step(self) -> load.Stepped:
+        self._now_s += FORWARD_S
+        started = time.perf_counter()
+        report, plan = self._scheduler.step(self._now_s, self._outcome)
+        encode(step_frame(report, self._outcome, self._scheduler.statistics()))
+        took_s = time.perf_counter() - started
+        assert plan is not None, "nothing was planned"
+        self._outcome = self._sample(plan)
+        self._left[plan.sample_requests] -= 1
+        ending = int((self._left[plan.sample_requests] == 0).sum())
+        return load.Stepped(took_s, len(report.admitted), ending)
+
+    def _sample(self, plan: StepPlan) -> StepOutcome:
+        num = len(plan.samples)
+        return StepOutcome(
+            step_id=plan.step_id,
+            tokens=self._rng.integers(load.VOCABULARY, size=num, dtype=np.int32),
+            failed=np.zeros(num, dtype=bool),
+            times=StepTimes(forward_s=FORWARD_S),
+        )
+
+
+class Peer:
+    """vLLM's scheduler, measured by a process of its own."""
+
+    def __init__(self, process: subprocess.Popen[str], log: IO[str]) -> None:
+        self._process = process
+        self._log = log
+        self.version: str = self._answer()["version"]
+
+    def measure(self, case: load.Case) -> load.Measured:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(case) + "\n")
+        self._process.stdin.flush()
+        return load.Measured(**self._answer())
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            self._log.seek(0)
+            raise SystemExit(f"vLLM's side failed:\n{self._log.read()}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+@contextmanager
+def running_peer(python: Path, model: Path) -> Iterator[Peer]:
+    script = Path(__file__).with_name("vllm_scheduler.py")
+    # It says much while it starts and ends, of which nothing matters unless it fails
+    with (
+        tempfile.TemporaryFile("w+") as log,
+        subprocess.Popen(
+            (python, "-P", script, model),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        ) as process,
+    ):
+        yield Peer(process, log)
+
+
+class Spread(NamedTuple):
+    """Microseconds."""
+
+    mean: float
+    median: float
+    p99: float
+
+    @classmethod
+    def of(cls, took_us: list[float]) -> Spread:
+        return cls(mean(took_us), *np.percentile(took_us, (50, 99)))
+
+
+class Row(NamedTuple):
+    """One line of the table."""
+
+    name: str
+    running: int
+    waiting: int
+    ours: Spread
+    theirs: Spread | None
+    ends: float | None = None  # a step
+
+    @property
+    def ratio(self) -> float | None:
+        return self.theirs.mean / self.ours.mean if self.theirs else None
+
+    def figures(self) -> dict[str, Any]:
+        return {
+            "case": self.name,
+            "running": self.running,
+            "waiting": self.waiting,
+            "us": round(self.ours.mean, 1),
+            "vllm_us": round(self.theirs.mean, 1) if self.theirs else None,
+            "ratio": round(self.ratio, 1) if self.ratio else None,
+        }
+
+    def __str__(self) -> str:
+        def cells(spread: Spread) -> str:
+            return "".join(f"{value:9,.0f}" for value in spread)
+
+        ends = "" if self.ends is None else f"{self.ends:.2f}"
+        line = f"{self.name:9}{self.running:>8,}{self.waiting:>8,}{ends:>7} {cells(self.ours)}"
+        return line + (f" {cells(self.theirs)}{self.ratio:8.1f}" if self.theirs else "")
+
+
+def header(*, with_peer: bool) -> str:
+    spread = f"{'mean':>9}{'median':>9}{'p99':>9}"
+    line = f"{'':9}{'running':>8}{'waiting':>8}{'ends':>7} {spread}"
+    above = f"{'':{len(line)}} {'vLLM':>9}\n"
+    return f"{above}{line} {spread}{'ratio':>8}" if with_peer else line
+
+
+def measure_shape(
+    cases: tuple[str, ...], running: int, waiting: int, peer: Peer | None
+) -> Iterator[Row]:
+    """A row for each case, and one for the arrivals between their steps."""
+    ours_us: list[float] = []
+    theirs_us: list[float] = []
+    for name in cases:
+        case = load.Case(name, running, waiting)
+        ours = load.measure(case, Ours(running))
+        theirs = peer.measure(case) if peer else None
+        ours_us += ours.arrivals_us
+        theirs_us += theirs.arrivals_us if theirs else []
+        yield Row(
+            name,
+            running,
+            waiting,
+            Spread.of(ours.steps_us),
+            Spread.of(theirs.steps_us) if theirs else None,
+            ours.ends_a_step,
+        )
+    if ours_us:
+        theirs_spread = Spread.of(theirs_us) if theirs_us else None
+        yield Row("arrival", running, waiting, Spread.of(ours_us), theirs_spread)
+
+
+def targets(rows: list[Row]) -> Iterator[str]:
+    """What is aimed at, what was measured, and whether that meets it."""
+
+    def verdict(is_met: bool) -> str:
+        return "met" if is_met else "NOT MET"
+
+    for row in rows:
+        least = LEAST_RATIOS.get(row.name)
+        if row.ratio and least and row.running == LARGE:
+            what = f"{row.name} {row.running:,}/{row.waiting:,}"
+            yield (
+                f"{what}: {row.ratio:.1f} times cheaper than vLLM, "
+                f"target {least}: {verdict(row.ratio >= least)}"
+            )
+    means = {(row.name, row.running): row.ours.mean for row in rows if row.waiting == 0}
+    for name in LEAST_RATIOS:
+        if (name, SMALL) in means and (name, LARGE) in means:
+            a_row = (means[name, LARGE] - means[name, SMALL]) / (LARGE - SMALL)
+            yield (
+                f"{name} from {SMALL} to {LARGE:,} rows: {a_row:.2f} us a row, "
+                f"target under {MOST_US_A_ROW}: {verdict(a_row < MOST_US_A_ROW)}"
+            )
+
+
+def measure_all(options: argparse.Namespace, peer: Peer | None) -> list[Row]:
+    if peer:
+        print(f"What the host pays, beside vLLM {peer.version} with synchronous scheduling; its")
+        print("asynchronous scheduling can hide part of this cost behind the forward pass.")
+    print(f"Microseconds a step over {load.STEPS} steps, and microseconds an arrival.")
+    print(header(with_peer=peer is not None))
+    cases = (options.only,) if options.only else CASES
+    rows = []
+    for running, waiting in SHAPES:
+        if options.running in (None, running) and options.waiting in (None, waiting):
+            for row in measure_shape(cases, running, waiting, peer):
+                print(row, flush=True)
+                rows.append(row)
+    return rows
+
+
+def show(rows: list[Row]) -> None:
+    for line in targets(rows):
+        print(line)
+    steps = [row.figures() for row in rows if row.name in CASES]
+    arrivals = [row.figures() for row in rows if row.name not in CASES]
+    print(json.dumps({"scheduler_step": steps, "arrival": arrivals}))
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", choices=CASES, help="this case alone")
+    parser.add_argument("--running", type=int, choices=(SMALL, LARGE), help="as many rows alone")
+    parser.add_argument("--waiting", type=int, choices=(0, 10_000), help="as many waiting alone")
+    parser.add_argument("--no-peer", action="store_true", help="our own figures alone; exits 0")
+    return parser.parse_args()
+
+
+def main() -> int:
+    options = parse()
+    print(heading())
+    if options.no_peer:
+        show(measure_all(options, None))
+        return 0
+    python = Path(os.environ.get("VLLM_VENV", "")) / "bin" / "python"
+    model = Path(os.environ.get("MODEL_DIR", ""))
+    if python.is_file() and (model / "config.json").is_file():
+        with running_peer(python, model) as peer:
+            show(measure_all(options, peer))
+        return 0
+    missing = "VLLM_VENV must name a venv with vLLM, and MODEL_DIR a model folder."
+    print(f"No peer to compare with: {missing}", file=sys.stderr, flush=True)
+    show(measure_all(options, None))
+    return NO_PEER
+
+
+if __name__ == "__main__":
+    sys.exit(main())

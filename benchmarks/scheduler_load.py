@@ -1,0 +1,148 @@
+"""The load of `make bench-scheduler`, the same for every scheduler that is measured.
+
+NumPy alone and nothing of Cadenza, because a peer's script runs this under a Python of its own.
+"""
+
+from __future__ import annotations
+
+import gc
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Int32Array = npt.NDArray[np.int32]
+
+NUM_BLOCKS = 200_000
+BLOCK_SIZE = 16
+MAX_MODEL_LEN = 8192
+TOKEN_BUDGET = 8192
+VOCABULARY = 49_000
+
+PROMPT = 512  # tokens; prompts of the first wave differ by up to half a block
+STEADY_TOKENS = 1500  # more than any step here reaches
+CHURN_TOKENS = (70, 134)  # outputs; 102 on average, so that about 1 % of rows end each step
+
+STEPS = 512  # measured; a multiple of the block size
+SETTLE_STEPS = 32
+SEED = 20_261
+
+
+class Case(NamedTuple):
+    """What the rows do, how many of them run, and how many wait."""
+
+    name: str  # "steady", "turnover" or "churn"
+    running: int
+    waiting: int
+
+    @property
+    def warm_up_steps(self) -> int:
+        """Until every seat is taken by a row that decodes, and ends and admissions are even."""
+        prefills = 2 * self.running * PROMPT // TOKEN_BUDGET
+        waves = {"steady": 0, "turnover": self.running, "churn": 2 * CHURN_TOKENS[1]}
+        return prefills + waves[self.name] + SETTLE_STEPS
+
+    def first_wave(self, step: int) -> int:
+        """How many of those who fill the seats arrive before this step.
+
+        Turnover fills one seat a step, so that one row ends in each step afterwards.
+        """
+        if self.name == "turnover":
+            return int(step < self.running)
+        return self.running if step == 0 else 0
+
+    def max_tokens(self, request: int) -> int:
+        if self.name == "turnover":
+            return self.running
+        if self.name == "steady":
+            return STEADY_TOKENS
+        least, most = CHURN_TOKENS
+        if request < self.running:  # somewhere in the middle of their lives
+            least, most = 1, (least + most) // 2
+        return int(_rng(1, request).integers(least, most, endpoint=True))
+
+    def prompt(self, request: int) -> Int32Array:
+        rng, half = _rng(0, request), BLOCK_SIZE // 2
+        first = request < self.running
+        length = PROMPT + int(rng.integers(-half, half)) if first else PROMPT
+        return rng.integers(VOCABULARY, size=length, dtype=np.int32)
+
+
+class Stepped(NamedTuple):
+    """One step of a scheduler."""
+
+    took_s: float
+    admitted: int
+    ending: int  # rows that got their last token: their seats are free in the next step
+
+
+class Side(Protocol):
+    """A scheduler under measurement, and the runner that it believes in."""
+
+    def add(self, request: int, prompt: Int32Array, max_tokens: int) -> float:
+        """Let a request arrive; seconds that this took."""
+        ...
+
+    def step(self) -> Stepped: ...
+
+
+class Measured(NamedTuple):
+    """Microseconds of all measured steps, and of the arrivals between them."""
+
+    steps_us: list[float]
+    arrivals_us: list[float]
+    ends_a_step: float
+
+
+def measure(case: Case, side: Side) -> Measured:
+    """Warm up, let the waiting arrive, and measure.
+
+    Whoever ends is followed by a new arrival before the next step, so that as many wait before
+    each step; where nobody else waits, the newcomer takes the seat that this very step frees.
+    """
+    load = _Load(case, side)
+    for step in range(case.warm_up_steps):
+        load.step(case.first_wave(step))
+    load.arrive(case.waiting)
+    gc.collect()  # the garbage of a case before this one is not this one's
+    for _ in range(SETTLE_STEPS):
+        load.step()
+    load.arrivals_us.clear()
+    steps = [load.step() for _ in range(STEPS)]
+    _check(case, steps)
+    ends = sum(step.ending for step in steps) / STEPS
+    return Measured([1e6 * step.took_s for step in steps], load.arrivals_us, ends)
+
+
+class _Load:
+    def __init__(self, case: Case, side: Side) -> None:
+        self._case = case
+        self._side = side
+        self._requests = 0
+        self._ending = 0
+        self.arrivals_us: list[float] = []
+
+    def arrive(self, requests: int) -> None:
+        for request in range(self._requests, self._requests + requests):
+            prompt, max_tokens = self._case.prompt(request), self._case.max_tokens(request)
+            self.arrivals_us.append(1e6 * self._side.add(request, prompt, max_tokens))
+        self._requests += requests
+
+    def step(self, arrivals: int = 0) -> Stepped:
+        self.arrive(arrivals + self._ending)
+        stepped = self._side.step()
+        self._ending = stepped.ending
+        return stepped
+
+
+def _check(case: Case, steps: list[Stepped]) -> None:
+    """Steady and turnover are exact; a scheduler that did something else was not measured."""
+    if case.name != "churn":
+        changes = int(case.name == "turnover")
+        expected = {(changes, changes)}
+        seen = {(step.admitted, step.ending) for step in steps}
+        assert seen == expected, f"{case}: (admitted, ending) {sorted(seen)}"
+
+
+def _rng(stream: int, request: int) -> np.random.Generator:
+    return np.random.default_rng((SEED, stream, request))
