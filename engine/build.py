@@ -8,6 +8,7 @@ from cadenza.engine.runner import RunnerFacts, build_runner
 from cadenza.policies.decisions import Decisions
 from cadenza.policies.profile import Profile
 from cadenza.scheduler.config import SchedulerConfig
+from cadenza.scheduler.costs import CostModel
 from cadenza.scheduler.scheduler import Scheduler
 from cadenza.wire.messages import EngineConfig, Progress, Ready, Sampling, Submit
 
@@ -25,14 +26,15 @@ def build_engine(channel: Channel, config: EngineConfig) -> EngineLoop:
 
     def settings(request: int) -> tuple[Sampling, int]:
         submit = submits[request]
-        return submit.sampling, submit.choice
+        return submit.sampling, submit.choice + request - submit.request
 
     def progress(stage: str, done: int, total: int) -> None:
         channel.send(Progress(stage, done, total))
 
     runner, facts = build_runner(config, settings, progress)
     limits = _limits(config, facts)
-    scheduler = Scheduler(limits, Decisions(profile))
+    costs = CostModel(token_s=facts.token_s, copy_block_s=facts.copy_block_s)
+    scheduler = Scheduler(limits, Decisions(profile), costs)
     channel.send(_ready(facts, limits))
     return EngineLoop(channel, scheduler, runner, submits)
 
@@ -54,6 +56,8 @@ def _limits(config: EngineConfig, facts: RunnerFacts) -> SchedulerConfig:
         eos_token_ids=frozenset(facts.eos_token_ids),
         enable_prefix_caching=config.enable_prefix_caching,
         watermark=config.watermark,
+        num_host_blocks=facts.num_host_blocks,
+        max_preemptions=config.max_preemptions,
     )
 
 
@@ -63,6 +67,7 @@ def _ready(facts: RunnerFacts, limits: SchedulerConfig) -> Ready:
         vocab_size=facts.vocab_size,
         eos_token_ids=facts.eos_token_ids,
         num_blocks=limits.num_blocks,
+        num_host_blocks=limits.num_host_blocks,
         block_size=limits.block_size,
         max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=limits.max_num_batched_tokens,

@@ -1,14 +1,25 @@
-"""From a step's report to the frame that the front process reads."""
+"""From a step's report to the frame that the front process reads.
+
+A frame is built in every step, so nothing here looks at fields by reflection but decisions, of
+which a steady step has none.
+"""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import re
+from dataclasses import fields
+from enum import Enum
+from typing import get_args
 
 import numpy as np
 
+from cadenza.scheduler.decisions import Decision as Record
+from cadenza.scheduler.decisions import RefusedArrival
 from cadenza.scheduler.plan import Logprobs, StepOutcome
 from cadenza.scheduler.report import Statistics, StepReport
-from cadenza.wire.messages import Counters, RowLogprobs, Step
+from cadenza.wire.messages import Counters, Decision, RowLogprobs, Step
+
+_COMMON = ("step_id", "time_s", "request")  # fields of every record, with places of their own
 
 
 def step_frame(report: StepReport, executed: StepOutcome | None, statistics: Statistics) -> Step:
@@ -22,16 +33,64 @@ def step_frame(report: StepReport, executed: StepOutcome | None, statistics: Sta
         admitted=report.admitted.tobytes(),
         admitted_cached=report.admitted_cached.tobytes(),
         preempted=report.preempted.tobytes(),
-        counters=Counters(**asdict(statistics)),
+        decisions=tuple(map(_decision, report.decisions)) if report.decisions else (),
+        counters=_counters(statistics),
     )
+
+
+def _counters(statistics: Statistics) -> Counters:
+    return Counters(
+        running=statistics.running,
+        waiting=statistics.waiting,
+        parked=statistics.parked,
+        swapped=statistics.swapped,
+        free_blocks=statistics.free_blocks,
+        cached_blocks=statistics.cached_blocks,
+        total_blocks=statistics.total_blocks,
+        free_host_blocks=statistics.free_host_blocks,
+        total_host_blocks=statistics.total_host_blocks,
+        steps=statistics.steps,
+        preemptions=statistics.preemptions,
+        swaps=statistics.swaps,
+        computed_tokens=statistics.computed_tokens,
+        recomputed_tokens=statistics.recomputed_tokens,
+        generated_tokens=statistics.generated_tokens,
+        prefix_queries=statistics.prefix_queries,
+        prefix_hits=statistics.prefix_hits,
+        decisions_lost=statistics.decisions_lost,
+        policy_faults=statistics.policy_faults,
+    )
+
+
+def _kind(record: type[Record]) -> str:
+    """The name that the outside knows a class of records by."""
+    if record is RefusedArrival:
+        return "refused"
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", record.__name__).lower()
+
+
+_KINDS: dict[type[Record], str] = {record: _kind(record) for record in get_args(Record)}
+_FACTS: dict[type[Record], tuple[str, ...]] = {
+    record: tuple(field.name for field in fields(record) if field.name not in _COMMON)
+    for record in get_args(Record)
+}
+
+
+def _decision(record: Record) -> Decision:
+    facts = {name: _plain(getattr(record, name)) for name in _FACTS[type(record)]}
+    return Decision(_KINDS[type(record)], record.request, record.step_id, record.time_s, facts)
+
+
+def _plain(value: bool | float | str | Enum) -> bool | float | str:
+    return value.name.lower() if isinstance(value, Enum) else value
 
 
 def _logprobs(report: StepReport, executed: StepOutcome | None) -> tuple[RowLogprobs, ...]:
     if executed is None or not executed.logprobs:
         return ()
-    wanted = np.isin(report.plan_rows, list(executed.logprobs)) & (report.tokens >= 0)
+    wanted = np.isin(report.samples, list(executed.logprobs)) & (report.tokens >= 0)
     return tuple(
-        _row_logprobs(int(row), executed.logprobs[int(report.plan_rows[row])])
+        _row_logprobs(int(row), executed.logprobs[int(report.samples[row])])
         for row in np.flatnonzero(wanted)
     )
 

@@ -1,7 +1,9 @@
-"""The paged cache of keys and values."""
+"""The paged cache of keys and values on the device, and the host's room for swapped blocks."""
 
 from __future__ import annotations
 
+import math
+import mmap
 from dataclasses import dataclass
 
 import torch
@@ -28,9 +30,20 @@ class CacheShape:
         """Return how many blocks fit into `num_bytes`."""
         return num_bytes // self.block_bytes
 
+    def sizes(self, num_blocks: int) -> tuple[int, ...]:
+        """Return the sizes of a tensor of blocks."""
+        return (
+            num_blocks,
+            self.num_layers,
+            2,
+            self.block_size,
+            self.num_kv_heads,
+            self.head_dim,
+        )
+
 
 class KVCache:
-    """One tensor, [num_blocks, layers, 2, block_size, kv_heads, head_dim].
+    """One tensor, [num_blocks, layers, 2, block_size, kv_heads, head_dim], zeros at first.
 
     A block is contiguous over all layers, so that moving it elsewhere is one copy.
     """
@@ -38,18 +51,43 @@ class KVCache:
     def __init__(self, shape: CacheShape, num_blocks: int, device: torch.device) -> None:
         self.shape = shape
         self.num_blocks = num_blocks
-        # zeros come lazily from the system; memory is taken as blocks are first written
-        self.blocks = torch.zeros(
-            num_blocks,
-            shape.num_layers,
-            2,
-            shape.block_size,
-            shape.num_kv_heads,
-            shape.head_dim,
-            dtype=shape.dtype,
-            device=device,
-        )
+        sizes = shape.sizes(num_blocks)
+        if device.type == "cpu":
+            self.blocks = _lazy_zeros(sizes, shape.dtype)
+        else:
+            self.blocks = torch.zeros(sizes, dtype=shape.dtype, device=device)
 
     def layer(self, index: int) -> Tensor:
         """Return one layer as a view [num_blocks, 2, block_size, kv_heads, head_dim]."""
         return self.blocks[:, index]
+
+
+class HostCache:
+    """Blocks of the same layout in the host's memory, for preempted rows; there may be none.
+
+    Beside a device of its own memory they are pinned, so that the device copies by itself.
+    """
+
+    def __init__(self, shape: CacheShape, num_blocks: int, device: torch.device) -> None:
+        self.num_blocks = num_blocks
+        sizes = shape.sizes(num_blocks)
+        if device.type == "cpu":
+            self.blocks = _lazy_zeros(sizes, shape.dtype)
+        else:
+            self.blocks = torch.zeros(sizes, dtype=shape.dtype, pin_memory=True)
+
+
+def _lazy_zeros(sizes: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Zeros whose memory the system provides page by page, as they are first written.
+
+    `torch.zeros` writes them all at once, and those of NumPy begin 16 bytes into a page, where
+    each wide load touches two cache lines.
+
+    Raises:
+        OSError, OverflowError: the system has no room for so much.
+    """
+    num_bytes = math.prod(sizes) * dtype.itemsize
+    if not num_bytes:
+        return torch.zeros(sizes, dtype=dtype)
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(memory, dtype=dtype).view(sizes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
@@ -14,9 +15,20 @@ from cadenza.scheduler.request import Arrival, Refused
 from cadenza.scheduler.scheduler import Scheduler
 from cadenza.scheduler.states import FinishReason
 from cadenza.wire.arrays import view_ids
-from cadenza.wire.messages import Cancel, Failed, Finish, Shutdown, Submit, ToEngine
+from cadenza.wire.messages import (
+    Cancel,
+    Credit,
+    Failed,
+    Finish,
+    ResetPrefixCache,
+    SetDeadline,
+    Shutdown,
+    Submit,
+    ToEngine,
+)
 
 MAX_BACKLOG_BYTES = 4 << 20  # unsent frames; beyond it nothing is planned until the front reads
+_LONGEST_WAIT_S = 3600.0  # at once; `select` refuses what does not fit its clock
 
 _log = structlog.get_logger(__name__)
 
@@ -24,7 +36,7 @@ _log = structlog.get_logger(__name__)
 class EngineLoop:
     """Feeds the scheduler from the channel, the runner from the scheduler, and the front from both.
 
-    `submits` maps each live request to its message; the runner reads sampling settings from it.
+    `submits` maps the number of each live row to its message, where the runner finds its settings.
     """
 
     def __init__(
@@ -43,6 +55,7 @@ class EngineLoop:
         self._outcome: StepOutcome | None = None
         self._stopping = False
         self._was_congested = False
+        self._has_news = False  # the front shall be told, whether or not there is work
 
     def run(self) -> None:
         """Serve until `Shutdown`.
@@ -55,55 +68,97 @@ class EngineLoop:
             self._drain_inbox()
             if self._stopping:
                 return
-            if self._scheduler.has_unfinished and self._channel.backlog <= MAX_BACKLOG_BYTES:
+            if not self._is_congested() and self._is_due():
                 self._step()
 
     def _drain_inbox(self) -> None:
-        congested = self._channel.backlog > MAX_BACKLOG_BYTES
+        congested = self._is_congested()
         if congested and not self._was_congested:
             _log.warning("the front process does not read; waiting", backlog=self._channel.backlog)
         self._was_congested = congested
-        waits = congested or not self._scheduler.has_unfinished
-        for message in self._channel.receive(None if waits else 0):
+        for message in self._channel.receive(None if congested else self._patience_s()):
             self._handle(message)
 
+    def _is_congested(self) -> bool:
+        return self._channel.backlog > MAX_BACKLOG_BYTES
+
+    def _is_due(self) -> bool:
+        scheduler = self._scheduler
+        return self._has_news or scheduler.has_work or self._clock() >= scheduler.next_deadline_s
+
+    def _patience_s(self) -> float | None:
+        """How long the loop may wait for messages, in seconds; None: for ever."""
+        if self._has_news or self._scheduler.has_work:
+            return 0
+        deadline_s = self._scheduler.next_deadline_s
+        if math.isinf(deadline_s):
+            return None
+        return min(max(deadline_s - self._clock(), 0), _LONGEST_WAIT_S)
+
     def _handle(self, message: ToEngine) -> None:
+        scheduler = self._scheduler
         match message:
             case Submit():
                 self._submit(message)
-            case Cancel(request) | Finish(request):
+            case Cancel(request):
                 self._submits.pop(request, None)
-                self._scheduler.drop(request)
+                scheduler.drop(request)
+                self._has_news = True
+            case Finish(request):
+                self._submits.pop(request, None)
+                scheduler.finish(request)
+                self._has_news = True
+            case Credit(request, tokens):
+                scheduler.grant(request, tokens)
+            case SetDeadline(request, deadline_s):
+                scheduler.set_deadline(request, _or_never(deadline_s))
+            case ResetPrefixCache():
+                scheduler.reset_prefix_cache()
+                self._has_news = True
             case Shutdown():
                 self._stopping = True
             case _:
                 _log.warning("unexpected message", kind=type(message).__name__)
 
     def _submit(self, message: Submit) -> None:
-        arrival = Arrival(
-            request=message.request,
-            prompt=view_ids(message.prompt),
-            emitted=view_ids(message.emitted),
-            max_tokens=message.max_tokens,
-            stop_token_ids=frozenset(message.stop_token_ids),
-            ignore_eos=message.ignore_eos,
-            priority=message.priority,
-            cache_salt=message.cache_salt,
-        )
+        rows = range(message.request, message.request + message.n)
         try:
-            self._scheduler.add(arrival, self._clock())
+            self._scheduler.add(_arrival(message), self._clock())
         except Refused as error:
-            self._channel.send(Failed(message=str(error), request=message.request))
+            for request in rows:
+                self._channel.send(Failed(message=str(error), request=request))
+            self._has_news = True
         else:
-            self._submits[message.request] = message
+            self._submits.update(dict.fromkeys(rows, message))
 
     def _step(self) -> None:
         """The frame leaves before the next forward pass, so that no token waits for it."""
+        self._has_news = False
         executed = self._outcome
         report, plan = self._scheduler.step(self._clock(), executed)
         for request in report.requests[report.finished != FinishReason.NOT.value]:
             self._submits.pop(int(request), None)
         self._channel.send(step_frame(report, executed, self._scheduler.statistics()))
-        self._outcome = self._runner.execute(plan) if plan else None
-        if plan is None and self._scheduler.has_unfinished:
-            raise RuntimeError("requests wait, nothing runs, and the step planned nothing")
+        self._outcome = None if plan is None else self._runner.execute(plan)
+
+
+def _arrival(message: Submit) -> Arrival:
+    return Arrival(
+        request=message.request,
+        prompt=view_ids(message.prompt),
+        emitted=view_ids(message.emitted),
+        n=message.n,
+        max_tokens=message.max_tokens,
+        stop_token_ids=frozenset(message.stop_token_ids),
+        ignore_eos=message.ignore_eos,
+        priority=message.priority,
+        cache_salt=message.cache_salt,
+        credit=message.credit,
+        deadline_s=_or_never(message.deadline_s),
+        may_swap=message.may_swap,
+        may_recompute=message.may_recompute,
+    )
+
+
+def _or_never(deadline_s: float | None) -> float:
+    return math.inf if deadline_s is None else deadline_s

@@ -1,6 +1,6 @@
 """The model runner: executes the scheduler's plans on a loaded model.
 
-One forward pass serves prefill chunks and decodes of many rows together.
+Blocks are copied first; then one forward pass serves prefill chunks and decodes of many rows.
 """
 
 from __future__ import annotations
@@ -9,37 +9,43 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from cadenza.engine.kv_cache import CacheShape, KVCache
+from cadenza.engine.block_copies import BlockCopier, block_copier
+from cadenza.engine.calibration import copy_block_seconds, token_seconds, tokens_within
+from cadenza.engine.kv_cache import CacheShape, HostCache, KVCache
 from cadenza.engine.loading import load_model
 from cadenza.engine.models import Llama, ModelBatch, ProgressCallback
-from cadenza.engine.sampler import Sampler
+from cadenza.engine.sampler import NOTHING_SAMPLED, Sampled, Sampler
 from cadenza.kernels.paged_attention import Workspace, plan_attention
-from cadenza.scheduler.plan import StepOutcome, StepPlan
+from cadenza.scheduler.plan import Int32Array, StepOutcome, StepPlan, StepTimes
 from cadenza.wire.messages import EngineConfig, Sampling
 
 SettingsLookup: TypeAlias = Callable[[int], tuple[Sampling, int]]
 """Request id -> its sampling settings and choice index; called once for each `Seated`."""
 
-_BUDGET_STEP = 16  # tokens
-_LEAST_BUDGET, _MOST_BUDGET = 64, 2048  # tokens
-_MEASURED_TOKENS = 64
+_Cache = TypeVar("_Cache", KVCache, HostCache)
 
 
 class ModelRunner:
     """Runs plans on a model and its cache; samples from the logits."""
 
     def __init__(
-        self, model: Llama, cache: KVCache, sampler: Sampler, settings: SettingsLookup
+        self,
+        model: Llama,
+        cache: KVCache,
+        copier: BlockCopier,
+        sampler: Sampler,
+        settings: SettingsLookup,
     ) -> None:
         self._model = model
         self._cache = cache
+        self._copier = copier
         self._sampler = sampler
         self._settings = settings
         self._workspace = Workspace()
@@ -48,75 +54,45 @@ class ModelRunner:
     def cache(self) -> KVCache:
         return self._cache
 
+    @property
+    def copier(self) -> BlockCopier:
+        return self._copier
+
     def execute(self, plan: StepPlan) -> StepOutcome:
-        """Run one forward pass and sample the rows that the plan wants sampled."""
+        """Copy blocks, run one forward pass, and draw the plan's samples."""
         for seated in plan.seated:
-            self._sampler.seat(seated.seat, *self._settings(seated.request))
-        rows = np.flatnonzero(plan.samples)
-        tokens = np.full(plan.num_rows, -1, dtype=np.int32)
-        failed = np.zeros(plan.num_rows, dtype=np.bool_)
-        if plan.num_rows == 0:
-            return StepOutcome(step_id=plan.step_id, tokens=tokens, failed=failed)
-        logits = self.logits(plan)
-        positions = (plan.num_context + plan.num_new)[rows]
-        with torch.inference_mode():
-            sampled = self._sampler.sample(logits, plan.seats[rows], positions)
-        tokens[rows], failed[rows] = sampled.tokens, sampled.failed
-        logprobs = {int(rows[row]): found for row, found in sampled.logprobs.items()}
-        return StepOutcome(step_id=plan.step_id, tokens=tokens, failed=failed, logprobs=logprobs)
+            self._sampler.seat(seated, *self._settings(seated.request))
+        self._copier.run(plan.copies)
+        start_s = time.perf_counter()
+        sampled = self._sampled(plan) if plan.num_rows else NOTHING_SAMPLED
+        forward_s = time.perf_counter() - start_s if plan.num_rows else 0.0
+        return StepOutcome(
+            step_id=plan.step_id,
+            tokens=sampled.tokens,
+            failed=sampled.failed,
+            logprobs=sampled.logprobs,
+            times=StepTimes(forward_s, *self._copier.finish()),
+        )
 
     @torch.inference_mode()
     def logits(self, plan: StepPlan) -> Tensor:
-        """Run the forward pass alone; logits [sampled rows, vocab_size], fp32, in row order."""
-        return self._model.forward(self._batch(plan), self._cache)
+        """Run the forward pass alone; logits [samples, vocab_size], fp32, in the plan's order."""
+        samples = plan.samples
+        is_new = np.diff(samples, prepend=-1) > 0
+        logits = self._model.forward(self._batch(plan, samples[is_new]), self._cache)
+        if len(logits) == len(samples):
+            return logits
+        # choices that share a row: its logits once more for each
+        return logits.index_select(0, self._to_device(np.cumsum(is_new) - 1))
 
-    def measure_tokens_per(self, step_time_s: float) -> int:
-        """Return how many prompt tokens a step may compute to last about `step_time_s`.
+    @torch.inference_mode()
+    def _sampled(self, plan: StepPlan) -> Sampled:
+        positions = (plan.num_context + plan.num_new)[plan.samples]
+        return self._sampler.sample(self.logits(plan), plan.sample_seats, positions)
 
-        A multiple of 16 from 64 to 2048. Times a prefill of 64 tokens; call it before serving,
-        as it writes to the first blocks of the cache.
-        """
-        plan = self._prefill_plan(self._measurable_tokens())
-        self.logits(plan)
-        # the quicker of two: a busy neighbour only ever adds time
-        took_s = min(self._timed(plan) for _ in range(2))
-        tokens = int(step_time_s / took_s * plan.num_tokens)
-        return min(max(tokens // _BUDGET_STEP * _BUDGET_STEP, _LEAST_BUDGET), _MOST_BUDGET)
-
-    def _measurable_tokens(self) -> int:
-        pool = self._cache.num_blocks * self._cache.shape.block_size
-        return min(_MEASURED_TOKENS, pool, self._model.config.max_positions)
-
-    def _timed(self, plan: StepPlan) -> float:
-        start_s = time.perf_counter()
-        # to the host, so that an asynchronous device has finished
-        self.logits(plan).cpu()
-        return time.perf_counter() - start_s
-
-    def _prefill_plan(self, count: int) -> StepPlan:
-        positions = np.arange(count)
-        num_blocks = -(-count // self._cache.shape.block_size)
-        return StepPlan(
-            step_id=0,
-            requests=np.zeros(1, dtype=np.int64),
-            seats=np.zeros(1, dtype=np.int32),
-            num_context=np.zeros(1, dtype=np.int32),
-            num_new=np.array([count], dtype=np.int32),
-            samples=np.array([True]),
-            tokens=(positions % self._model.config.vocab_size).astype(np.int32),
-            positions=positions.astype(np.int32),
-            slots=positions.astype(np.int64),
-            block_tables=np.arange(num_blocks, dtype=np.int32)[None],
-            seated=(),
-        )
-
-    def _batch(self, plan: StepPlan) -> ModelBatch:
-        device, block_size = self._model.device, self._cache.shape.block_size
+    def _batch(self, plan: StepPlan, sampled_rows: Int32Array) -> ModelBatch:
+        to_device, block_size = self._to_device, self._cache.shape.block_size
         last_tokens = np.cumsum(plan.num_new) - 1
-
-        def to_device(array: npt.NDArray[np.integer[Any]]) -> Tensor:
-            return torch.from_numpy(np.ascontiguousarray(array, dtype=np.int64)).to(device)
-
         return ModelBatch(
             tokens=to_device(plan.tokens),
             positions=to_device(plan.positions),
@@ -129,33 +105,40 @@ class ModelRunner:
                 block_size=block_size,
                 group=self._model.config.group,
                 head_dim=self._model.config.head_dim,
-                device=device,
+                device=self._model.device,
                 workspace=self._workspace,
             ),
-            sampled=to_device(last_tokens[plan.samples]),
+            sampled=to_device(last_tokens[sampled_rows]),
         )
+
+    def _to_device(self, array: npt.NDArray[np.integer[Any]]) -> Tensor:
+        indices = torch.from_numpy(np.ascontiguousarray(array, dtype=np.int64))
+        return indices.to(self._model.device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerFacts:
-    """The figures in force, for `wire.messages.Ready`."""
+    """The figures in force, and what was measured."""
 
     max_model_len: int  # tokens, not more than the pool holds
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     num_blocks: int
+    num_host_blocks: int
     block_size: int  # tokens
     max_num_seqs: int
     max_num_batched_tokens: int
     device: str
     dtype: str
     load_s: float
+    token_s: float  # a prefill token takes; 0: not measured, because the token budget is given
+    copy_block_s: float  # a block takes to the host, or back; 0: no room on the host
 
 
 def build_runner(
     config: EngineConfig, settings: SettingsLookup, progress: ProgressCallback
 ) -> tuple[ModelRunner, RunnerFacts]:
-    """Load the model, allocate the cache, calibrate the token budget.
+    """Load the model, allocate the caches, calibrate the token budget, measure the copies.
 
     progress(stage, done, total) is called as stages move on; total is 0 where nothing can be
     counted. Raises CheckpointError for a model that cannot be used and ValueError for a setting
@@ -167,22 +150,41 @@ def build_runner(
         torch.set_num_threads(config.threads)
     model = load_model(Path(config.model), config.device, config.dtype, progress)
     progress("cache", 0, 0)
-    cache = _allocate(config, model)
-    sampler = Sampler(config.max_num_seqs)
-    runner = ModelRunner(model, cache, sampler, settings)
+    cache, host = _allocate(config, model)
+    sampler = Sampler(config.max_num_seqs, model.config.vocab_size, model.device)
+    runner = ModelRunner(model, cache, block_copier(cache, host), sampler, settings)
     progress("calibration", 0, 0)
-    budget = config.max_num_batched_tokens or runner.measure_tokens_per(config.step_time_s)
+    budget, token_s = config.max_num_batched_tokens, 0.0
+    if budget is None:
+        token_s = _token_seconds(runner, model)
+        budget = tokens_within(config.step_time_s, token_s)
+    copy_block_s = copy_block_seconds(
+        runner.copier, num_blocks=cache.num_blocks, num_host_blocks=host.num_blocks
+    )
     return runner, RunnerFacts(
         max_model_len=_max_model_len(config, model, cache),
         vocab_size=model.config.vocab_size,
         eos_token_ids=model.config.eos_token_ids,
         num_blocks=cache.num_blocks,
+        num_host_blocks=host.num_blocks,
         block_size=config.block_size,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=budget,
         device=model.device.type,
         dtype=str(model.dtype).removeprefix("torch."),
         load_s=time.perf_counter() - start_s,
+        token_s=token_s,
+        copy_block_s=copy_block_s,
+    )
+
+
+def _token_seconds(runner: ModelRunner, model: Llama) -> float:
+    return token_seconds(
+        # to the host, so that an asynchronous device has finished
+        lambda plan: runner.logits(plan).cpu(),
+        num_blocks=runner.cache.num_blocks,
+        block_size=runner.cache.shape.block_size,
+        longest=model.config.max_positions,
     )
 
 
@@ -203,9 +205,11 @@ def _check(config: EngineConfig) -> None:
             raise ValueError(f"{name} is {value}, not at least 1.")
     if config.step_time_s <= 0:
         raise ValueError(f"step_time_s is {config.step_time_s}, not positive.")
+    if config.swap_bytes < 0:
+        raise ValueError(f"swap_bytes is {config.swap_bytes}, negative.")
 
 
-def _allocate(config: EngineConfig, model: Llama) -> KVCache:
+def _allocate(config: EngineConfig, model: Llama) -> tuple[KVCache, HostCache]:
     shape = CacheShape(
         num_layers=model.config.num_layers,
         block_size=config.block_size,
@@ -219,12 +223,26 @@ def _allocate(config: EngineConfig, model: Llama) -> KVCache:
             f"kv_cache_bytes is {config.kv_cache_bytes}, but one block of this model takes"
             f" {shape.block_bytes} bytes."
         )
+    num_host_blocks = shape.num_blocks_in(config.swap_bytes)
+    return (
+        _allocated(KVCache, "a KV cache", shape, num_blocks, model.device),
+        _allocated(HostCache, "swap space", shape, num_host_blocks, model.device),
+    )
+
+
+def _allocated(
+    kind: Callable[[CacheShape, int, torch.device], _Cache],
+    name: str,
+    shape: CacheShape,
+    num_blocks: int,
+    device: torch.device,
+) -> _Cache:
     try:
-        return KVCache(shape, num_blocks, model.device)
-    except (RuntimeError, MemoryError) as error:
+        return kind(shape, num_blocks, device)
+    except (RuntimeError, MemoryError, OSError, OverflowError) as error:
         size = num_blocks * shape.block_bytes / 2**30
         raise ValueError(
-            f"a KV cache of {num_blocks} blocks ({size:.1f} GiB) does not fit into memory."
+            f"{name} of {num_blocks} blocks ({size:.1f} GiB) does not fit into memory."
         ) from error
 
 

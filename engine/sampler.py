@@ -1,9 +1,10 @@
-"""Choosing tokens from logits, row by row, with no state but the settings of the seats.
+"""Choosing tokens from logits, row by row, with no state but that of the seats.
 
-A row's token is a function of its logits, its settings and its position, so it does not depend
-on the batch, and is the same after a preemption. Filters apply in transformers' order:
-temperature, top-k, top-p, min-p; then the largest of logit + Gumbel noise is taken, which is a
-sample of the softmax over the kept tokens. Ties go to the lowest token id everywhere.
+A row's token is a function of its logits, its settings, its position and, under penalties, its
+text, so it does not depend on the batch, and is the same after a preemption. After penalties,
+filters apply in transformers' order: temperature, top-k, top-p, min-p; then the largest of logit +
+Gumbel noise is taken, which is a sample of the softmax over the kept tokens. Ties go to the lowest
+token id everywhere.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cadenza.engine.penalties import Penalties, penalties_of
 from cadenza.kernels.philox import gumbel_noise, gumbel_noise_at
-from cadenza.scheduler.plan import BoolArray, Int32Array, Logprobs
+from cadenza.scheduler.plan import BoolArray, Int32Array, Logprobs, Seated
 from cadenza.wire.messages import Sampling
 
 _GREEDY_BELOW = 1e-5  # temperatures under it would overflow fp32
@@ -32,6 +34,9 @@ class Sampled(NamedTuple):
     logprobs: dict[int, Logprobs]  # row -> its log-probabilities, where asked for
 
 
+NOTHING_SAMPLED = Sampled(np.empty(0, dtype=np.int32), np.empty(0, dtype=np.bool_), {})
+
+
 class _SeatSettings(NamedTuple):
     sampling: Sampling
     choice: int
@@ -40,15 +45,22 @@ class _SeatSettings(NamedTuple):
 class Sampler:
     """Samples a step's rows by the settings of their seats."""
 
-    def __init__(self, num_seats: int) -> None:
+    def __init__(self, num_seats: int, vocab_size: int, device: torch.device) -> None:
         self._seats = [_SeatSettings(_GREEDY, 0)] * num_seats
+        self._penalties: dict[int, Penalties] = {}  # by seat
+        self._vocab_size = vocab_size
+        self._device = device
 
-    def seat(self, seat: int, sampling: Sampling, choice: int) -> None:
-        """Hold the settings of the request that takes `seat`, until the next one does."""
-        self._seats[seat] = _SeatSettings(sampling, choice)
+    def seat(self, seated: Seated, sampling: Sampling, choice: int) -> None:
+        """Hold the settings of the request that takes a seat, until the next one does."""
+        self._seats[seated.seat] = _SeatSettings(sampling, choice)
+        self._penalties.pop(seated.seat, None)
+        penalties = penalties_of(sampling, seated, self._vocab_size, self._device)
+        if penalties is not None:
+            self._penalties[seated.seat] = penalties
 
     def sample(self, logits: Tensor, seats: Int32Array, positions: Int32Array) -> Sampled:
-        """Sample one token a row.
+        """Sample one token a row, no two rows of one seat.
 
         logits: [rows, vocab_size] fp32, not written to. positions: [rows], the index in its
         sequence of the token being sampled.
@@ -57,11 +69,28 @@ class Sampler:
         # NaN wins any maximum, and the maximum is -inf only where no token is left
         failed: BoolArray = ~np.isfinite(logits.amax(dim=-1).cpu().numpy())
         tokens: Int32Array = logits.argmax(dim=-1).cpu().numpy().astype(np.int32)
+        penalised = self._penalised(logits, seats)
+        for row, values in penalised.items():
+            failed[row] = not math.isfinite(values.max())
+            tokens[row] = int(values.argmax())
         for row, seat in enumerate(settings):
             if seat.sampling.temperature >= _GREEDY_BELOW and not failed[row]:
-                tokens[row] = _draw(logits[row], seat, int(positions[row]))
+                tokens[row] = _draw(penalised.get(row, logits[row]), seat, int(positions[row]))
+        for row in penalised:
+            if not failed[row]:
+                self._penalties[int(seats[row])].add(int(tokens[row]))
         tokens[failed] = -1
         return Sampled(tokens, failed, _wanted_logprobs(logits, tokens, failed, settings))
+
+    def _penalised(self, logits: Tensor, seats: Int32Array) -> dict[int, Tensor]:
+        """Return row -> its logits [vocab_size] less the penalties, where there are any."""
+        if not self._penalties:
+            return {}
+        return {
+            row: self._penalties[seat].applied(logits[row])
+            for row, seat in enumerate(seats.tolist())
+            if seat in self._penalties
+        }
 
 
 def _draw(logits: Tensor, seat: _SeatSettings, position: int) -> int:
