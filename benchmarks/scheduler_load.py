@@ -37,9 +37,12 @@ class Case(NamedTuple):
 
     @property
     def warm_up_steps(self) -> int:
-        """Until every seat is taken by a row that decodes, and ends and admissions are even."""
+        """Until every seat is taken by a row that decodes, and ends and admissions are even.
+
+        The churn of 1,024 rows has then filled the pool with cached blocks, and evicts from there.
+        """
         prefills = 2 * self.running * PROMPT // TOKEN_BUDGET
-        waves = {"steady": 0, "turnover": self.running, "churn": 2 * CHURN_TOKENS[1]}
+        waves = {"steady": 0, "turnover": self.running, "churn": 3 * CHURN_TOKENS[1]}
         return prefills + waves[self.name] + SETTLE_STEPS
 
     def first_wave(self, step: int) -> int:
