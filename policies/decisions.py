@@ -7,7 +7,7 @@ itself the decision, not the service: the default decides for this step and `fau
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,7 @@ from cadenza.policies.views import (
 )
 
 Check = Callable[[Any], npt.NDArray[Any]]
+T = TypeVar("T")
 
 _log = structlog.get_logger(__name__)
 
@@ -56,6 +57,24 @@ class Decisions:
         """float64 [running], lowest is preempted first."""
         return self._ask("select_victims", _scores(len(running)), running=running, step=step)
 
+    @property
+    def may_displace(self) -> bool:
+        """False where the default, nobody, decides: then `allow_displacement` need not be asked."""
+        hook = "allow_displacement"
+        return self._profile.names[hook] != DEFAULTS[hook]
+
+    def allow_displacement(
+        self, candidate: RequestColumns, running: RequestColumns, step: StepView
+    ) -> FloatArray:
+        """float64 [running], above 0 allows it. Both infinities are answers: surely, and never."""
+        return self._ask(
+            "allow_displacement",
+            _margins(len(running)),
+            candidate=candidate,
+            running=running,
+            step=step,
+        )
+
     def choose_preemption(
         self, victims: RequestColumns, costs: PreemptionCosts, step: StepView
     ) -> BoolArray:
@@ -74,19 +93,27 @@ class Decisions:
                 starving |= answer
         return starving
 
+    @property
+    def observes_finished(self) -> bool:
+        """Whether anybody listens to `on_finished`."""
+        return bool(self._profile.observers("on_finished"))
+
+    def on_finished(self, finished: RequestColumns, step: StepView) -> None:
+        """Tell every policy that listens, one by one, so that a fault of one costs only itself."""
+        for policy in self._profile.observers("on_finished"):
+            self._try(policy, "on_finished", _ignored, finished=finished, step=step)
+
     def _ask(self, hook: str, check: Check, **arguments: Any) -> npt.NDArray[Any]:
         answer = self._try(self._profile.names[hook], hook, check, **arguments)
         if answer is None:
             return check(self._profile.caller(hook, DEFAULTS[hook])(**arguments))
         return answer
 
-    def _try(
-        self, policy: str, hook: str, check: Check, **arguments: Any
-    ) -> npt.NDArray[Any] | None:
+    def _try(self, policy: str, hook: str, check: Callable[[Any], T], **arguments: Any) -> T | None:
         """What one policy answers; None if it has no opinion, or if it failed."""
         try:
             answer = self._profile.caller(hook, policy)(**arguments)
-            # A union hook answers with a list, here of one policy's answer at most
+            # Unions and observers answer with a list, here of one policy's answer at most
             if isinstance(answer, list):
                 answer = answer[0] if answer else None
             return None if answer is None else check(answer)
@@ -126,6 +153,16 @@ def _scores(length: int) -> Check:
     return check
 
 
+def _margins(length: int) -> Check:
+    def check(answer: Any) -> FloatArray:
+        margins = _array(answer, length, "fiu", "margins").astype(np.float64)
+        if np.isnan(margins).any():
+            raise AnswerError("margins must not be NaN")
+        return margins
+
+    return check
+
+
 def _counts(length: int) -> Check:
     def check(answer: Any) -> IntArray:
         counts = _array(answer, length, "iu", "whole numbers").astype(np.int64)
@@ -141,3 +178,7 @@ def _mask(length: int) -> Check:
         return _array(answer, length, "b", "booleans").copy()
 
     return check
+
+
+def _ignored(answer: Any) -> None:
+    """What an observer returns means nothing."""

@@ -1,15 +1,16 @@
 """The questions the scheduler asks. This file is the contract for policy authors.
 
-Two kinds of hook. A *decision* (first result) is taken by one policy: the first that does not
-answer None; the default is asked last. A *union* (`guard_starvation`) asks every policy, and any
-True counts.
+Three kinds of hook. A *decision* (first result) is taken by one policy: the one that the profile
+chose, or the default if that one answers None. A *union* (`guard_starvation`) asks the chosen
+policy and the default, and any True counts. An *observer* (`on_...`) is not chosen: every policy
+of the profile that has it is told, and what it returns is ignored.
 
 For all of them: called at most once a step, from the engine's main thread, between two forward
 passes, so that every request waits while a hook runs. A hook must not block, await, write to the
-views, or keep them. Lower scores come first; for victims, lowest is evicted first. NaN and -inf
-are faults. Answers are proposals: allocation, reference counts, publishing and eviction stay in the
-core. When a hook raises, or answers with the wrong shape, type or values, the default decides for
-this step and `policy_faults` rises.
+views, or keep them. Lower scores come first; for victims, lowest is evicted first. NaN is a fault
+everywhere, -inf wherever a score is wanted. Answers are proposals: allocation, reference counts,
+publishing and eviction stay in the core. When a hook raises, or answers with the wrong shape, type
+or values, the default decides for this step and `policy_faults` rises.
 """
 
 from __future__ import annotations
@@ -71,10 +72,11 @@ def allow_displacement(
 
     Called for the first waiting request, in admission order, that lacks a seat or blocks, with the
     running requests that may be pushed out (none that was admitted in this step, is pinned or was
-    preempted too often). `candidate` has one element. Return one float per running request. Just
-    enough of those allowed are preempted, the lowest `select_victims` score first, or none if all of
-    them together would not make room. Ties in a policy's own key must get no margin, or two equals
-    push each other out for ever. Default: nobody. Stops at the first answer.
+    preempted too often), and only under a profile that chose a policy other than the default.
+    `candidate` has one element. Return one float per running request; +inf allows, -inf does not.
+    Just enough of those allowed are preempted, the lowest `select_victims` score first, or none if
+    all of them together would not make room. Ties in a policy's own key must get no margin, or two
+    equals push each other out for ever. Default: nobody. Stops at the first answer.
     """
 
 
@@ -86,7 +88,8 @@ def choose_preemption(
 
     Called once a step at most, before the first victim leaves, for all who may have to. A victim
     that cannot be swapped, because the host has no room or its client forbids it, is recomputed
-    whatever the answer, and the other way round. Default: cost model. Stops at the first answer.
+    whatever the answer, and the other way round. `costs` has one element a victim, in the same
+    order. Default: cost model. Stops at the first answer.
     """
 
 
@@ -104,5 +107,7 @@ def on_finished(finished: RequestColumns, step: StepView) -> None:
     """Learn which requests ended, with all that they generated.
 
     Called at most once a step, after the reap, if at least one request ended otherwise than by the
-    client's leaving. Every policy of the profile is told.
+    client's leaving, and somebody listens. Every policy of the profile that has this hook is told,
+    a default that stands behind a chosen policy included. A fault counts, and costs the other
+    policies nothing. Default: nobody listens.
     """

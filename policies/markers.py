@@ -3,7 +3,7 @@
 import pluggy
 
 PROJECT = "cadenza"
-HOOKSPEC_VERSION = "0.1.0"  # semantic: a plugin for 0.1 may break with 0.2, never with 0.1.1
+HOOKSPEC_VERSION = "0.2.0"  # semantic: a plugin for 0.2 may break with 0.3, never with 0.2.1
 
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)

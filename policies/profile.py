@@ -11,6 +11,7 @@ from cadenza.policies.builtin import BUILTIN, DEFAULTS
 from cadenza.policies.markers import PROJECT
 
 HOOKS = tuple(DEFAULTS)
+OBSERVERS = ("on_finished",)
 
 
 class ProfileError(Exception):
@@ -21,7 +22,8 @@ class Profile:
     """The chosen policy of every hook, with the default behind it.
 
     A policy with several hooks is asked only for those that the profile gives it. Guards add up:
-    the default guard stands beside a chosen one.
+    the default guard stands beside a chosen one. Observers are not chosen: every policy that may
+    have to decide, a default behind another one included, is told.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class Profile:
             for names in (DEFAULTS, self.names)
             for hook, policy in names.items()
         }
+        self._observers = {hook: self._listening(hook) for hook in OBSERVERS}
 
     @property
     def guards(self) -> tuple[str, ...]:
@@ -56,8 +59,12 @@ class Profile:
         hook = "guard_starvation"
         return tuple(dict.fromkeys((self.names[hook], DEFAULTS[hook])))
 
+    def observers(self, hook: str) -> tuple[str, ...]:
+        """The policies that an observer hook tells, in no particular order."""
+        return self._observers[hook]
+
     def caller(self, hook: str, policy: str) -> pluggy.HookCaller:
-        """Asks one policy, the chosen or the default one of `hook`, and nobody else."""
+        """Asks one policy, the chosen or the default one of `hook` or an observer, nobody else."""
         return self._callers[hook, policy]
 
     def _register(self, policy: str, cls: type) -> None:
@@ -66,6 +73,13 @@ class Profile:
             self._manager.check_pending()
         except Exception as error:
             raise ProfileError(f"policy {policy!r} cannot be used: {error}") from error
+
+    def _listening(self, hook: str) -> tuple[str, ...]:
+        plugins = self._manager.list_name_plugin()
+        listening = tuple(policy for policy, plugin in plugins if hasattr(plugin, hook))
+        for policy in listening:
+            self._callers[hook, policy] = self._only(hook, policy)
+        return listening
 
     def _only(self, hook: str, policy: str) -> pluggy.HookCaller:
         others = [plugin for name, plugin in self._manager.list_name_plugin() if name != policy]
@@ -78,6 +92,10 @@ class Profile:
 
 
 def _check(hook: str, policy: str, policies: Mapping[str, type]) -> None:
+    if hook in OBSERVERS:
+        raise ProfileError(
+            f"{hook!r} is not chosen: every policy of the profile that has it is told"
+        )
     if hook not in DEFAULTS:
         raise ProfileError(f"there is no hook {hook!r}; hooks are {', '.join(HOOKS)}")
     if policy not in policies:

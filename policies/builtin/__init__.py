@@ -1,22 +1,46 @@
 """The policies that come with Cadenza, one a file, by the name a profile gives."""
 
 from cadenza.policies.builtin.bounded_overtake import BoundedOvertake
+from cadenza.policies.builtin.cost_model import CheapestWayBack
 from cadenza.policies.builtin.fcfs import Fcfs
+from cadenza.policies.builtin.lowest_priority import LowestPriority
 from cadenza.policies.builtin.new_token_ratio import NewTokenRatio
 from cadenza.policies.builtin.newest import Newest
+from cadenza.policies.builtin.no_evict import NoEvict
 from cadenza.policies.builtin.no_reservation import NoReservation
+from cadenza.policies.builtin.nobody import Nobody
+from cadenza.policies.builtin.past_future import PastFuture
+from cadenza.policies.builtin.priority import Priority
 from cadenza.policies.builtin.recompute import Recompute
+from cadenza.policies.builtin.strict_priority import StrictPriority
+from cadenza.policies.builtin.swap import Swap
 
 BUILTIN: dict[str, type] = {
     policy.name: policy
-    for policy in (BoundedOvertake, Fcfs, NewTokenRatio, Newest, NoReservation, Recompute)
+    for policy in (
+        BoundedOvertake,
+        CheapestWayBack,
+        Fcfs,
+        LowestPriority,
+        NewTokenRatio,
+        Newest,
+        NoEvict,
+        NoReservation,
+        Nobody,
+        PastFuture,
+        Priority,
+        Recompute,
+        StrictPriority,
+        Swap,
+    )
 }
 
 DEFAULTS: dict[str, str] = {
     "order_admissions": Fcfs.name,
     "reserve_blocks": NewTokenRatio.name,
     "select_victims": Newest.name,
-    "choose_preemption": Recompute.name,
+    "allow_displacement": Nobody.name,
+    "choose_preemption": CheapestWayBack.name,
     "guard_starvation": BoundedOvertake.name,
 }
 
@@ -24,9 +48,17 @@ __all__ = [
     "BUILTIN",
     "DEFAULTS",
     "BoundedOvertake",
+    "CheapestWayBack",
     "Fcfs",
+    "LowestPriority",
     "NewTokenRatio",
     "Newest",
+    "NoEvict",
     "NoReservation",
+    "Nobody",
+    "PastFuture",
+    "Priority",
     "Recompute",
+    "StrictPriority",
+    "Swap",
 ]

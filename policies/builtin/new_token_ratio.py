@@ -8,7 +8,7 @@ from cadenza.policies.markers import hookimpl
 from cadenza.policies.views import FloatArray, IntArray, RequestColumns, StepView
 
 INITIAL_RATIO = 0.7
-FLOOR_RATIO = 0.1
+FLOOR_RATIO = 0.1  # 0.14 of the initial ratio
 DECAY_STEPS = 600  # from the initial ratio to the floor
 MAX_LOOKAHEAD = 4096  # tokens of one request that are looked at
 STEPS_AFTER_PREEMPTION = 20  # tokens each running request should get before the next preemption
@@ -18,8 +18,10 @@ class NewTokenRatio:
     """Keep `ratio * min(max_tokens - generated, MAX_LOOKAHEAD)` tokens free for every request.
 
     The ratio falls linearly while nobody is preempted. A preemption raises it to
-    `(generated + STEPS_AFTER_PREEMPTION * n) / max_tokens`, summed over the n running requests.
-    The rule is SGLang's; unlike it, a preemption never lowers the ratio.
+    `(generated + STEPS_AFTER_PREEMPTION * n) / max_tokens`, summed over the n running requests and
+    at most 1. It starts afresh when nothing runs, as what was learned belongs to a load that is
+    over. The rule is SGLang's; unlike it, a preemption never lowers the ratio, and a candidate is
+    charged the same share as those who run, not all of its `max_tokens`.
     """
 
     name = "new-token-ratio"
@@ -45,7 +47,9 @@ class NewTokenRatio:
         return growth
 
     def _learn(self, running: RequestColumns, step: StepView) -> None:
-        if step.preemptions > self._preemptions and len(running):
+        if not len(running):
+            self.ratio = INITIAL_RATIO
+        elif step.preemptions > self._preemptions:
             wanted = running.generated_tokens.sum() + STEPS_AFTER_PREEMPTION * len(running)
             self.ratio = max(self.ratio, min(1.0, float(wanted / running.max_tokens.sum())))
         else:

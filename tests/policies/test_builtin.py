@@ -1,77 +1,80 @@
-"""The rules of the built-in policies, on hand-made columns."""
+"""The rules of the built-in orders, victims, displacements and guards, on hand-made columns.
 
-from dataclasses import replace
+Reservations and ways to preempt have files of their own.
+"""
 
 import numpy as np
 import pytest
 
-from cadenza.policies import RequestColumns, StepView
-from cadenza.policies.builtin import BoundedOvertake, Fcfs, Newest, NewTokenRatio, NoReservation
-from cadenza.policies.builtin.bounded_overtake import MAX_OVERTAKES
-from cadenza.policies.builtin.new_token_ratio import DECAY_STEPS, FLOOR_RATIO, INITIAL_RATIO
-
-STEP = StepView(
-    step_id=0,
-    now_s=0.0,
-    free_blocks=100,
-    total_blocks=100,
-    block_size=10,
-    free_seats=8,
-    token_budget=64,
-    preemptions=0,
+from cadenza.policies.builtin import (
+    BUILTIN,
+    BoundedOvertake,
+    Fcfs,
+    LowestPriority,
+    Newest,
+    Nobody,
+    Priority,
+    StrictPriority,
 )
+from cadenza.policies.builtin.bounded_overtake import MAX_OVERTAKES
+from tests.policies.views import STEP, columns
 
 
-def columns(**values: list[int]) -> RequestColumns:
-    arrays = {name: np.array(column) for name, column in values.items()}
-    return RequestColumns(arrays, np.arange(len(next(iter(arrays.values())))))
-
-
-NOBODY = columns(max_tokens=[], generated_tokens=[])
+def test_every_policy_goes_by_its_own_name():
+    assert {name: policy.name for name, policy in BUILTIN.items()} == {
+        name: name for name in BUILTIN
+    }
 
 
 def test_fcfs_scores_by_arrival():
     assert Fcfs().order_admissions(columns(arrival=[4, 2]), STEP).tolist() == [4.0, 2.0]
 
 
+def test_priority_admits_the_lowest_number_first_and_leaves_ties_to_arrival():
+    scores = Priority().order_admissions(columns(priority=[5, -1, 0, 5]), STEP)
+
+    assert np.argsort(scores, kind="stable").tolist() == [1, 2, 0, 3]
+    assert scores[0] == scores[3]
+
+
 def test_newest_scores_the_latest_admission_lowest():
     assert Newest().select_victims(columns(admission=[0, 7, 3]), STEP).argmin() == 1
+
+
+def test_the_lowest_priority_is_the_largest_number_then_the_newest_admission():
+    running = columns(priority=[0, 9, -4, 9, 0], admission=[4, 1, 0, 3, 2])
+
+    scores = LowestPriority().select_victims(running, STEP)
+
+    assert np.argsort(scores).tolist() == [3, 1, 0, 4, 2]
+
+
+def test_nobody_displaces_nobody():
+    candidate, running = columns(priority=[-9]), columns(priority=[0, 9])
+
+    assert Nobody().allow_displacement(candidate, running, STEP).tolist() == [0.0, 0.0]
+
+
+def test_only_a_strictly_better_priority_displaces():
+    running = columns(priority=[3, 2, 1, -7])
+
+    margins = StrictPriority().allow_displacement(columns(priority=[2]), running, STEP)
+
+    assert margins.tolist() == [1.0, 0.0, -1.0, -9.0]
+
+
+@pytest.mark.parametrize("ours", [-(2**31), 0, 2**31 - 1])
+@pytest.mark.parametrize("theirs", [-(2**31), 0, 2**31 - 1])
+def test_no_two_requests_may_displace_each_other(ours: int, theirs: int):
+    def margin(candidate: int, running: int) -> float:
+        return StrictPriority().allow_displacement(
+            columns(priority=[candidate]), columns(priority=[running]), STEP
+        )[0]
+
+    assert margin(ours, theirs) == -margin(theirs, ours)
 
 
 def test_a_request_starves_at_the_bound_not_before():
     waiting = columns(overtakes=[0, MAX_OVERTAKES - 1, MAX_OVERTAKES])
 
     assert BoundedOvertake().guard_starvation(waiting, STEP).tolist() == [False, False, True]
-
-
-def test_no_reservation_reserves_nothing():
-    assert NoReservation().reserve_blocks(NOBODY, columns(request=[1, 2]), STEP).tolist() == [0] * 3
-
-
-def test_the_ratio_reserves_a_share_of_what_may_come():
-    running = columns(max_tokens=[100], generated_tokens=[0])
-    candidates = columns(max_tokens=[50, 100], generated_tokens=[0, 90])
-
-    kept = NewTokenRatio().reserve_blocks(running, candidates, STEP)
-
-    assert kept.tolist() == [7, 11, 12]  # 70, 70 + 35, 70 + 35 + 7 tokens
-
-
-def test_the_ratio_decays_to_its_floor_with_the_steps():
-    policy = NewTokenRatio()
-    policy.reserve_blocks(NOBODY, NOBODY, replace(STEP, step_id=DECAY_STEPS // 2))
-    assert policy.ratio == pytest.approx((INITIAL_RATIO + FLOOR_RATIO) / 2)
-
-    policy.reserve_blocks(NOBODY, NOBODY, replace(STEP, step_id=10 * DECAY_STEPS))
-    assert policy.ratio == FLOOR_RATIO
-
-
-def test_a_preemption_raises_the_ratio_and_never_lowers_it():
-    policy = NewTokenRatio()
-    late = columns(max_tokens=[100], generated_tokens=[75])
-    policy.reserve_blocks(late, NOBODY, replace(STEP, preemptions=1))
-    assert policy.ratio == pytest.approx(0.95)
-
-    early = columns(max_tokens=[100], generated_tokens=[0])
-    policy.reserve_blocks(early, NOBODY, replace(STEP, preemptions=2))
-    assert policy.ratio == pytest.approx(0.95)

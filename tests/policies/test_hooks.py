@@ -7,7 +7,7 @@ import pytest
 
 from cadenza.policies import PreemptionCosts, RequestColumns, StepView, hookimpl, hookspecs
 from cadenza.policies.builtin import BUILTIN, DEFAULTS
-from cadenza.policies.profile import HOOKS, Profile
+from cadenza.policies.profile import HOOKS, OBSERVERS, Profile
 from cadenza.testing import Driver
 
 SPECS = {
@@ -28,7 +28,8 @@ def three_that_over_commit(driver: Driver) -> None:
 
 
 def test_every_hook_has_a_test_a_default_and_a_docstring():
-    assert set(SPECS) == set(DEFAULTS) == set(HOOKS)
+    assert set(SPECS) == {*HOOKS, *OBSERVERS}
+    assert set(DEFAULTS) == set(HOOKS)
     for name, spec in SPECS.items():
         assert f"test_hook_{name}" in globals(), f"no test for {name}"
         assert "Default:" in (spec.__doc__ or ""), f"{name} does not name its default"
@@ -98,6 +99,49 @@ def test_hook_select_victims():
     driver.run()
 
     assert driver.preempted[0] == 1
+
+
+def test_hook_allow_displacement():
+    """One seat: the second request takes it from the first, which then waits for its end."""
+
+    class ByRequest:
+        @hookimpl
+        def allow_displacement(
+            self, candidate: RequestColumns, running: RequestColumns, step: StepView
+        ) -> np.ndarray:
+            return candidate.request[0] - running.request.astype(float)
+
+    driver = driver_with(ByRequest, "allow_displacement", max_num_seqs=1)
+    driver.add(0, [1, 2], max_tokens=4)
+    driver.step()
+    driver.add(1, [3, 4], max_tokens=4)
+
+    driver.run()
+
+    assert driver.preempted == [0]
+    assert driver.admitted == [0, 1, 0]
+
+
+def test_hook_on_finished():
+    told: dict[int, int] = {}
+
+    class Learns:
+        @hookimpl
+        def select_victims(self, running: RequestColumns, step: StepView) -> None:
+            return None
+
+        @hookimpl
+        def on_finished(self, finished: RequestColumns, step: StepView) -> None:
+            told.update(
+                zip(finished.request.tolist(), finished.generated_tokens.tolist(), strict=True)
+            )
+
+    driver = driver_with(Learns, "select_victims")
+    for request in range(3):
+        driver.add(request, [1, 2], max_tokens=2 + request)
+    driver.run()
+
+    assert told == {0: 2, 1: 3, 2: 4}
 
 
 def test_hook_choose_preemption():

@@ -12,10 +12,11 @@ from cadenza.policies.profile import Profile, ProfileError
     ("chosen", "message"),
     [
         ({"order": "fcfs"}, "there is no hook 'order'; hooks are order_admissions, "),
+        ({"on_finished": "past-future"}, "'on_finished' is not chosen: every policy"),
         ({"order_admissions": "lifo"}, "there is no policy 'lifo'; policies are "),
         (
             {"select_victims": "fcfs"},
-            "policy 'fcfs' does not decide select_victims; these do: newest",
+            "policy 'fcfs' does not decide select_victims; these do: lowest-priority, newest",
         ),
     ],
 )
@@ -64,6 +65,15 @@ class Unmarked:
         return np.zeros(len(waiting))
 
 
+class UnmarkedObserver:
+    @hookimpl
+    def order_admissions(self, waiting: RequestColumns, step: StepView) -> None:
+        return None
+
+    def on_finished(self, finished: RequestColumns, step: StepView) -> None:
+        return None
+
+
 class WrongArgument:
     @hookimpl
     def order_admissions(self, waiting_rows: RequestColumns, step: StepView) -> None:
@@ -84,6 +94,7 @@ class CannotBeBuilt:
     [
         (Misspelt, "selectt_victims"),
         (Unmarked, "order_admissions that is not marked with @hookimpl"),
+        (UnmarkedObserver, "on_finished that is not marked with @hookimpl"),
         (WrongArgument, "waiting_rows"),
         (CannotBeBuilt, "no model file"),
     ],
@@ -93,6 +104,22 @@ def test_a_policy_that_cannot_work_is_refused_by_name(policy: type, message: str
         Profile({"order_admissions": "mine"}, {**BUILTIN, "mine": policy})
 
     assert message in str(refused.value)
+
+
+def test_only_policies_of_the_profile_observe():
+    assert Profile().observers("on_finished") == ()
+    assert Profile({"reserve_blocks": "past-future"}).observers("on_finished") == ("past-future",)
+
+
+def test_a_default_behind_a_chosen_policy_observes_too():
+    class Default(BUILTIN["new-token-ratio"]):  # type: ignore[misc]
+        @hookimpl
+        def on_finished(self, finished: RequestColumns, step: StepView) -> None:
+            return None
+
+    profile = Profile({"reserve_blocks": "none"}, {**BUILTIN, "new-token-ratio": Default})
+
+    assert profile.observers("on_finished") == ("new-token-ratio",)
 
 
 def test_the_default_guard_stands_beside_a_chosen_one():
