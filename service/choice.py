@@ -24,8 +24,8 @@ from cadenza.wire.messages import RowLogprobs
 class Owner(Protocol):
     """The generation that a choice belongs to."""
 
-    def choice_changed(self, choice: Choice) -> None:
-        """There is something to `drain`; `choice.finished` may have been set."""
+    def choice_changed(self, choice: Choice, *, sampled: bool) -> None:
+        """There may be something to `drain`, after a token or without one; it may be over."""
 
     def choice_admitted(self, choice: Choice, cached_tokens: int) -> None:
         """The choice got a seat, for the first time or again."""
@@ -60,6 +60,7 @@ class Choice:
         self.number = number  # the engine's name for it
         self.num_tokens = 0  # generated, the ending token included
         self.finished: Finished | None = None
+        self.expired = False  # ended by its deadline: nothing follows, not even `finished`
         self._owner = owner
         self._tokenizer = tokenizer
         self._detokenizer = Detokenizer(tokenizer.backend, prompt)
@@ -68,6 +69,10 @@ class Choice:
         self._token_ids: list[int] = []
         self._logprobs: list[PositionLogprobs] = []
         self._end_taken = False
+
+    @property
+    def is_over(self) -> bool:
+        return self.finished is not None or self.expired
 
     def drain(self) -> list[Event]:
         """Everything new since the last call: at most one Delta, then the end."""
@@ -111,7 +116,7 @@ class Choice:
             self._end(finished, token)
         elif self.finished is not None and not finished:
             self._owner.choice_stopped(self)
-        self._owner.choice_changed(self)
+        self._owner.choice_changed(self, sampled=token >= 0)
 
     def _count(self, token: int, logprobs: RowLogprobs | None) -> None:
         if token < 0:
@@ -138,7 +143,9 @@ class Choice:
             return
         if held := self._stops.flush():
             self._texts.append(held)
-        if finished == RowEnd.LENGTH:
+        if finished == RowEnd.DEADLINE:
+            self.expired = True
+        elif finished == RowEnd.LENGTH:
             self._finish(FinishReason.LENGTH, None)
         else:
             self._finish(FinishReason.STOP, token if finished == RowEnd.STOP_TOKEN else None)

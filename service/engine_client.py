@@ -16,12 +16,15 @@ from cadenza.wire.codec import FrameError, FrameReader, encode
 from cadenza.wire.messages import (
     Cancel,
     Counters,
+    Credit,
     EngineConfig,
     Failed,
     Finish,
     Progress,
     Ready,
+    ResetPrefixCache,
     RowLogprobs,
+    SetDeadline,
     Shutdown,
     Start,
     Step,
@@ -50,7 +53,7 @@ class Row(Protocol):
         """The row lost its seat."""
 
     def on_token(self, token: int, finished: int, logprobs: RowLogprobs | None) -> None:
-        """One token, or an end (`wire.messages.Finished`), or both."""
+        """One token, or an end (`wire.messages.Finished`), or both. Token -1 is none."""
 
     def on_failed(self, message: str, *, retryable: bool) -> None:
         """The row ended without a result. Nothing follows."""
@@ -163,6 +166,24 @@ class EngineClient(asyncio.Protocol):
         """End a row normally after `tokens_kept` tokens, and forget it. Never raises."""
         if self._rows.pop(request, None) is not None and self.failure is None:
             self.send(Finish(request, tokens_kept))
+
+    def grant(self, request: int, tokens: int) -> None:
+        """Let the rows that were submitted with `request` have `tokens` more. Never raises."""
+        if self.failure is None:
+            self.send(Credit(request, tokens))
+
+    def set_deadline(self, request: int, deadline_s: float | None) -> None:
+        """Give a row that has not ended another deadline, None being none. Never raises."""
+        if request in self._rows and self.failure is None:
+            self.send(SetDeadline(request, deadline_s))
+
+    def reset_prefix_cache(self) -> None:
+        """Let the engine forget every cached prefix.
+
+        Raises:
+            EngineUnavailable: the engine is dead.
+        """
+        self.send(ResetPrefixCache())
 
     def send(self, message: ToEngine) -> None:
         """Send without waiting.

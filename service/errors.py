@@ -4,6 +4,7 @@
     ├── InvalidRequest              the client must change the request (names the field)
     ├── UnknownModel                no such model here
     ├── Overloaded                  the queue is full; retry after a while
+    ├── DeadlineExceeded            its time was up before it was whole; the same would happen again
     └── EngineUnavailable           the engine is stopping or dead; retry elsewhere or later
         └── GenerationFailed        this generation failed after it had begun
 
@@ -48,6 +49,13 @@ class Overloaded(RequestError):
         self.retry_after_s = retry_after_s
 
 
+class DeadlineExceeded(RequestError):
+    """The request's deadline passed before its last choice had ended."""
+
+    def __init__(self) -> None:
+        super().__init__("The request's deadline passed before it was complete.")
+
+
 class EngineUnavailable(RequestError):
     """Nothing is wrong with the request; the engine cannot take it now."""
 
@@ -76,6 +84,7 @@ _STATUS: dict[type[RequestError], Status] = {
     InvalidRequest: Status(400, "invalid_request_error", "invalid_value", "INVALID_ARGUMENT"),
     UnknownModel: Status(404, "invalid_request_error", "model_not_found", "NOT_FOUND"),
     Overloaded: Status(503, "overloaded_error", "queue_full", "RESOURCE_EXHAUSTED"),
+    DeadlineExceeded: Status(504, "timeout_error", "deadline_exceeded", "DEADLINE_EXCEEDED"),
     GenerationFailed: Status(500, "server_error", "generation_failed", "INTERNAL"),
     EngineUnavailable: Status(503, "server_error", "engine_unavailable", "UNAVAILABLE"),
 }

@@ -9,7 +9,7 @@ from types import TracebackType
 
 from cadenza.service.choice import Choice
 from cadenza.service.engine_client import EngineClient
-from cadenza.service.errors import GenerationFailed
+from cadenza.service.errors import DeadlineExceeded, GenerationFailed, RequestError
 from cadenza.service.events import Admitted, Event, FinishReason, Preempted
 from cadenza.service.limits import Places
 from cadenza.service.metrics import RequestTimer
@@ -22,8 +22,8 @@ class Generation:
 
     Each item is everything that is new since the last one, never empty; a slow reader gets
     larger items, and nothing is lost. Iteration ends after every choice's `Finished`, or raises
-    GenerationFailed after what came before the failure. As an async context manager it cancels on
-    exit whatever has not ended.
+    GenerationFailed or DeadlineExceeded after what came before the failure. As an async context
+    manager it cancels on exit whatever has not ended.
 
     It is open, and keeps a draining service waiting, until its reader has come to the end or has
     cancelled it; within its context, until the exit, which comes once the answer is delivered.
@@ -59,7 +59,7 @@ class Generation:
         self._unseated: set[Choice] = set()
         self._notices: list[Event] = []
         self._admitted = False
-        self._failure: GenerationFailed | None = None
+        self._failure: RequestError | None = None
         self._ended = False
         self._cancelled = False
         self._in_context = False
@@ -153,7 +153,7 @@ class Generation:
         self._ended = True
         self._places.leave_all()
         for choice in self._choices:
-            if choice.finished is None:
+            if not choice.is_over:
                 self._engine.cancel(choice.number)
         self._timer.ended(reason)
         self._wake()
@@ -165,11 +165,12 @@ class Generation:
 
     # choice.Owner
 
-    def choice_changed(self, choice: Choice) -> None:
+    def choice_changed(self, choice: Choice, *, sampled: bool) -> None:
         self._seat(choice)
-        self._timer.token(choice.index)
-        if choice.finished is not None and all(c.finished is not None for c in self._choices):
-            self._end(self._reason())
+        if sampled:
+            self._timer.token(choice.index)
+        if choice.is_over and all(c.is_over for c in self._choices):
+            self._conclude()
         self._wake()
 
     def choice_admitted(self, choice: Choice, cached_tokens: int) -> None:
@@ -191,6 +192,14 @@ class Generation:
 
     def choice_stopped(self, choice: Choice) -> None:
         self._engine.finish(choice.number, choice.num_tokens)
+
+    def _conclude(self) -> None:
+        """Every choice is over. One that expired makes the whole a failure, its text told first."""
+        if any(choice.expired for choice in self._choices):
+            self._failure = DeadlineExceeded()
+            self._end("deadline")
+        else:
+            self._end(self._reason())
 
     def _reason(self) -> str:
         finished = [choice.finished for choice in self._choices if choice.finished]

@@ -234,6 +234,7 @@ class Generator:
             ignore_eos=checked.ignore_eos,
             priority=checked.priority,
             cache_salt=checked.cache_salt,
+            deadline_s=checked.deadline_s,
         )
         return [
             msgspec.structs.replace(

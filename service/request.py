@@ -34,3 +34,6 @@ class GenerationRequest:
     logprobs: int | None = None  # None: none; k: the sampled token's and the k best
     priority: int | None = None
     cache_salt: str | None = None
+    deadline_s: float | None = (
+        None  # when to give it up, by time.monotonic(); not the client's word
+    )

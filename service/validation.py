@@ -55,6 +55,7 @@ class CheckedRequest:
     ignore_eos: bool
     priority: int
     cache_salt: str
+    deadline_s: float | None
 
 
 def check(request: GenerationRequest, limits: Limits, engine: Ready) -> CheckedRequest:
@@ -74,6 +75,7 @@ def check(request: GenerationRequest, limits: Limits, engine: Ready) -> CheckedR
         ignore_eos=request.ignore_eos is not None and fields.flag(request.ignore_eos, "ignore_eos"),
         priority=_default(_optional_integer(request.priority, "priority", -_INT32 - 1, _INT32), 0),
         cache_salt=_name(request.cache_salt, "cache_salt", limits.max_salt_chars),
+        deadline_s=request.deadline_s,
     )
     _check_min_tokens(request.min_tokens, checked)
     return checked

@@ -9,6 +9,7 @@ import msgspec
 from starlette.responses import Response
 
 from cadenza.service.errors import (
+    DeadlineExceeded,
     GenerationFailed,
     InvalidRequest,
     RequestError,
@@ -60,9 +61,16 @@ def _object(message: str, kind: str, param: str | None, code: str | None) -> dic
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
+def _is_final(error: RequestError) -> bool:
+    """Whether a server's failure would come again."""
+    if isinstance(error, GenerationFailed):
+        return not error.retryable
+    return isinstance(error, DeadlineExceeded)
+
+
 def _retry_headers(error: RequestError) -> dict[str, str]:
-    if isinstance(error, GenerationFailed) and not error.retryable:
-        return {"x-should-retry": "false"}  # openai-python would retry any 500
+    if _is_final(error):
+        return {"x-should-retry": "false"}  # openai-python would retry any status from 500 on
     if error.retry_after_s is None:
         return {}
     return {

@@ -17,7 +17,7 @@ async def merge(
     A reader that leaves early must close it, which ends the tasks that wait for each generation.
 
     Raises:
-        GenerationFailed: one has failed. The others are the caller's to cancel.
+        GenerationFailed, DeadlineExceeded: one has failed. The others are the caller's to cancel.
     """
     if len(generations) == 1:
         async for batch in generations[0]:

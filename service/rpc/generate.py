@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from typing import TypeAlias
@@ -14,13 +15,17 @@ from cadenza.v1 import generation_pb2 as pb
 Write: TypeAlias = Callable[[pb.GenerateResponse], Awaitable[None]]
 
 
-async def generate(generator: Generator, request: pb.GenerateRequest, write: Write) -> None:
+async def generate(
+    generator: Generator, request: pb.GenerateRequest, write: Write, *, time_left_s: float | None
+) -> None:
     """Write every event of the request, one message a batch unless a batch is very large.
 
-    Raises a `RequestError` when the request is refused or fails. When cancelled, by the client or
-    by its deadline, the generation is cancelled before this returns.
+    The engine ends the request once `time_left_s` has passed, if that is not None. Raises a
+    `RequestError` when the request is refused or fails. When cancelled, by the client or by gRPC at
+    the deadline, the generation is cancelled before this returns.
     """
-    async with aclosing(relay(generator, request.input)) as batches:
+    deadline_s = None if time_left_s is None else time.monotonic() + time_left_s
+    async with aclosing(relay(generator, request.input, deadline_s=deadline_s)) as batches:
         async for events in batches:
             for chunk in chunks(events):
                 await write(pb.GenerateResponse(events=chunk))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 
 from cadenza.service.events import Admitted, Delta, Event, Finished
 from cadenza.service.generation import Generation
@@ -32,14 +33,19 @@ class _Usage:
 
 
 async def relay(
-    generator: Generator, message: pb.GenerationInput, request_id: str = ""
+    generator: Generator,
+    message: pb.GenerationInput,
+    request_id: str = "",
+    *,
+    deadline_s: float | None = None,
 ) -> AsyncGenerator[list[pb.Event], None]:
     """Batches of events from `accepted` to `finished`; the last batch ends with `finished`.
 
     Raises a `RequestError` in place of what is missing. Closing the iterator, or cancelling it,
     cancels the generation; use `contextlib.aclosing`.
     """
-    generation = await generator.submit(codec.to_request(message))
+    request = replace(codec.to_request(message), deadline_s=deadline_s)
+    generation = await generator.submit(request)
     async with generation:
         yield [codec.accepted(request_id, generation)]
         usage = _Usage(generation)

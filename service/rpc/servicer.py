@@ -62,7 +62,8 @@ class GenerationServicer:
 
         async def call() -> None:
             request = _decode(pb.GenerateRequest, encoded)
-            await generate(self._generator, request, writer.write)
+            left_s = context.time_remaining()
+            await generate(self._generator, request, writer.write, time_left_s=left_s)
 
         await self._guard(context, writer, call)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import cast
@@ -21,6 +22,7 @@ from cadenza.wire.messages import (
     Finished,
     Ready,
     RowLogprobs,
+    SetDeadline,
     Shutdown,
     Step,
     Submit,
@@ -35,13 +37,19 @@ Reply = Callable[[Submit], Sequence[int]]
 class FakeRow:
     submit: Submit  # as if it had come alone
     reply: Sequence[int]
+    deadline_s: float | None
     emitted: list[int] = field(default_factory=list)
+
+    @property
+    def is_late(self) -> bool:
+        return self.deadline_s is not None and time.monotonic() >= self.deadline_s
 
 
 class FakeEngine(asyncio.Protocol):
     """Answers each row with `reply(submit)` and then EOS, one token a row and step.
 
-    `auto` steps by itself while rows run; otherwise `step` does. At most `seats` rows run.
+    A row whose deadline has passed ends without a token in the next step. `auto` steps by itself
+    while rows run; otherwise `step` does. At most `seats` rows run.
     """
 
     def __init__(
@@ -101,6 +109,13 @@ class FakeEngine(asyncio.Protocol):
     def submits(self) -> list[Submit]:
         return [message for message in self.received if isinstance(message, Submit)]
 
+    def expire(self, *requests: int) -> None:
+        """Let the deadlines of these rows pass now."""
+        for rows in (self.running, self.waiting):
+            for request in requests:
+                if request in rows:
+                    rows[request].deadline_s = 0.0
+
     def cancels(self) -> list[int]:
         return [message.request for message in self.received if isinstance(message, Cancel)]
 
@@ -120,8 +135,10 @@ class FakeEngine(asyncio.Protocol):
 
     def _step_once(self) -> None:
         admitted = self._admit()
-        rows = list(self.running.values())
-        columns = [self._advance(row) for row in rows]
+        late = self._expire()
+        rows = [*late, *self.running.values()]
+        columns = [(-1, Finished.DEADLINE)] * len(late)
+        columns += [self._advance(row) for row in rows[len(late) :]]
         self.send(
             Step(
                 step_id=0,
@@ -129,7 +146,9 @@ class FakeEngine(asyncio.Protocol):
                 tokens=pack_ids([token for token, _ in columns]),
                 finished=bytes(end for _, end in columns),
                 logprobs=tuple(
-                    _logprobs(index, row) for index, row in enumerate(rows) if _wants(row)
+                    _logprobs(index, row)
+                    for index, row in enumerate(rows)
+                    if _wants(row) and row not in late
                 ),
                 admitted=_int64(admitted),
                 admitted_cached=pack_ids([self.cached_tokens] * len(admitted)),
@@ -155,6 +174,15 @@ class FakeEngine(asyncio.Protocol):
         for request in admitted:
             self.running[request] = self.waiting.pop(request)
         return admitted
+
+    def _expire(self) -> list[FakeRow]:
+        late = [
+            row for rows in (self.running, self.waiting) for row in rows.values() if row.is_late
+        ]
+        for row in late:
+            self.running.pop(row.submit.request, None)
+            self.waiting.pop(row.submit.request, None)
+        return late
 
     def _advance(self, row: FakeRow) -> tuple[int, Finished]:
         position = len(row.emitted)
@@ -201,12 +229,16 @@ class FakeEngine(asyncio.Protocol):
             match message:
                 case Submit():
                     for one in _rows(message):
-                        self.waiting[one.request] = FakeRow(one, self.reply(one))
+                        self.waiting[one.request] = FakeRow(one, self.reply(one), one.deadline_s)
                     self._plan_step()
                 case Cancel(request) | Finish(request, _):
                     self.running.pop(request, None)
                     self.waiting.pop(request, None)
                     self.send(Step(step_id=0, counters=self.counters()))
+                case SetDeadline(request, deadline_s):
+                    for rows in (self.running, self.waiting):
+                        if request in rows:
+                            rows[request].deadline_s = deadline_s
                 case Shutdown():
                     self.die()
         self._changed.set()

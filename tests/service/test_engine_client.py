@@ -10,7 +10,17 @@ from structlog.testing import capture_logs
 from cadenza.service.errors import EngineUnavailable, GenerationFailed
 from cadenza.service.request import GenerationRequest
 from cadenza.wire.arrays import pack_ids
-from cadenza.wire.messages import Cancel, Failed, Progress, RowLogprobs, Shutdown, Step
+from cadenza.wire.messages import (
+    Cancel,
+    Credit,
+    Failed,
+    Progress,
+    ResetPrefixCache,
+    RowLogprobs,
+    SetDeadline,
+    Shutdown,
+    Step,
+)
 
 
 def test_rows_that_nobody_knows_are_ignored(run, open_front):
@@ -154,6 +164,43 @@ def test_an_engine_that_says_it_failed_is_dead(run, open_front):
             front.client.cancel(1)  # never raises
             front.client.finish(1, 1)
             await front.client.lost()
+
+    run(main())
+
+
+def test_credit_deadlines_and_a_reset_reach_the_engine(run, open_front):
+    async def main():
+        async with open_front() as front:
+            front.engine.auto = False
+            generation = await front.generator.submit(GenerationRequest(text="x"))
+            [choice] = generation._choices
+            front.client.grant(choice.number, 5)
+            front.client.set_deadline(choice.number, 12.5)
+            front.client.set_deadline(choice.number, None)
+            front.client.set_deadline(choice.number + 1, 1.0)  # nobody's
+            front.client.reset_prefix_cache()
+            await front.engine.until(lambda: ResetPrefixCache() in front.engine.received)
+
+            assert front.engine.received[1:] == [
+                Credit(choice.number, 5),
+                SetDeadline(choice.number, 12.5),
+                SetDeadline(choice.number, None),
+                ResetPrefixCache(),
+            ]
+            generation.cancel()
+
+    run(main())
+
+
+def test_of_a_dead_engine_only_a_reset_is_told(run, open_front):
+    async def main():
+        async with open_front() as front:
+            front.engine.die()
+            await front.client.lost()
+            front.client.grant(1, 5)
+            front.client.set_deadline(1, 12.5)
+            with pytest.raises(EngineUnavailable):
+                front.client.reset_prefix_cache()
 
     run(main())
 

@@ -9,13 +9,20 @@ from collections.abc import Sequence
 import pytest
 
 from cadenza.service.chat_template import ChatTemplate
-from cadenza.service.errors import EngineUnavailable, GenerationFailed, InvalidRequest, Overloaded
+from cadenza.service.errors import (
+    DeadlineExceeded,
+    EngineUnavailable,
+    GenerationFailed,
+    InvalidRequest,
+    Overloaded,
+    RequestError,
+)
 from cadenza.service.events import Admitted, Delta, Event, Finished, FinishReason, Preempted
 from cadenza.service.generation import Generation
 from cadenza.service.limits import Limits
 from cadenza.service.request import GenerationRequest
-from cadenza.wire.arrays import view_ids
-from cadenza.wire.messages import Submit
+from cadenza.wire.arrays import pack_ids, view_ids
+from cadenza.wire.messages import Step, Submit
 
 
 def ask(text: str = "hello", **more: object) -> GenerationRequest:
@@ -24,6 +31,17 @@ def ask(text: str = "hello", **more: object) -> GenerationRequest:
 
 async def collect(generation: Generation) -> list[Event]:
     return [event async for batch in generation for event in batch]
+
+
+async def collect_failing(generation: Generation) -> tuple[list[Event], RequestError | None]:
+    """All events, and the error after them."""
+    events: list[Event] = []
+    try:
+        async for batch in generation:
+            events += batch
+    except RequestError as error:
+        return events, error
+    return events, None
 
 
 def text_of(events: Sequence[Event], choice: int = 0) -> str:
@@ -363,6 +381,91 @@ def test_one_rows_failure_leaves_the_others_alone(run, open_front):
             front.engine.resume()
             assert ends_of(await collect(good))[0].completion_tokens == 3
             await front.engine.until(front.is_clean)
+
+    run(main())
+
+
+def test_a_deadline_ends_a_choice_after_its_text(run, open_front):
+    async def main():
+        async with open_front() as front:
+            front.says("abc😀")
+            front.engine.auto = False
+            generation = await front.generator.submit(ask(n=2, stop=["c!"]))
+            await front.engine.until(lambda: len(front.engine.waiting) == 2)
+            front.engine.step(4)  # "c" may begin a stop string, and a character is open
+            front.engine.expire(*front.engine.running)
+            front.engine.step()
+            events, error = await collect_failing(generation)
+
+            assert isinstance(error, DeadlineExceeded)
+            assert [text_of(events, choice) for choice in (0, 1)] == ["abc\ufffd"] * 2
+            assert ends_of(events) == []
+            assert front.engine.cancels() == []
+            assert front.is_clean()
+            assert front.generator.is_idle
+            assert front.generator.metrics.finished["deadline"] == 1
+            assert front.generator.metrics.generation_tokens == 8
+
+    run(main())
+
+
+def test_a_deadline_waits_for_choices_that_go_on(run, open_front):
+    async def main():
+        async with open_front() as front:
+            front.engine.auto = False
+            generation = await front.generator.submit(ask(n=2, max_tokens=5))
+            await front.engine.until(lambda: len(front.engine.waiting) == 2)
+            front.engine.step(2)
+            front.engine.expire(generation._choices[0].number)
+            front.engine.resume()
+            events, error = await collect_failing(generation)
+
+            assert isinstance(error, DeadlineExceeded)
+            assert [end.choice for end in ends_of(events)] == [1]
+            assert ends_of(events)[0].completion_tokens == 5
+            assert front.is_clean()
+
+    run(main())
+
+
+def test_a_token_that_comes_with_the_deadline_counts(run, open_front):
+    async def main():
+        async with open_front() as front:
+            front.engine.auto = False
+            for stop in ([], ["ab"]):
+                generation = await front.generator.submit(ask(stop=stop))
+                await front.engine.until(lambda: bool(front.engine.waiting))
+                number = generation._choices[0].number
+                for token, end in zip(front.tokenizer.encode_text("ab"), (0, 5), strict=True):
+                    front.engine.send(
+                        Step(
+                            step_id=1,
+                            requests=number.to_bytes(8, "little"),
+                            tokens=pack_ids([token]),
+                            finished=bytes([end]),
+                        )
+                    )
+                events, error = await collect_failing(generation)
+
+                assert text_of(events) == ("" if stop else "ab")
+                assert len(ends_of(events)) == len(stop)  # a stop string is an end of its own
+                assert (error is None) == bool(stop)
+                front.engine.waiting.clear()
+            assert front.is_clean()
+
+    run(main())
+
+
+def test_a_deadline_reaches_the_engine(run, open_front):
+    async def main():
+        async with open_front() as front:
+            await collect(await front.generator.submit(ask(n=2, max_tokens=1, deadline_s=1e12)))
+            late = await front.generator.submit(ask(deadline_s=0.0))
+            events, error = await collect_failing(late)
+
+            assert [submit.deadline_s for submit in front.engine.submits()] == [1e12, 0.0]
+            assert isinstance(error, DeadlineExceeded)
+            assert events == [] or isinstance(events[0], Admitted)
 
     run(main())
 

@@ -61,7 +61,7 @@ class GenerationServiceServicer:
         RESOURCE_EXHAUSTED  refused for load, or a message too large
         UNAVAILABLE         the engine is starting, stopping or lost; the same request may succeed
         INTERNAL            this generation failed, and a retry makes no sense
-        DEADLINE_EXCEEDED   the call's deadline; the generation was cancelled
+        DEADLINE_EXCEEDED   the call's deadline, at which the engine ends the generation
         Where a retry makes sense, google.rpc.RetryInfo and the trailing metadata
         `grpc-retry-pushback-ms` say when. Cancelling the call cancels the generation.
         """

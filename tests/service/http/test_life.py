@@ -157,6 +157,58 @@ def test_a_failure_in_mid_stream_is_an_event_and_no_done(run, serve):
     run(main())
 
 
+def test_a_deadline_in_mid_stream_is_an_event_after_the_text(run, serve):
+    async def main():
+        async with serve() as served:
+            served.front.says("abcdefg")
+            engine = served.front.engine
+            engine.auto = False
+            body = {**LONG, "stop": ["ef!"]}
+            call = asyncio.create_task(served.events(COMPLETIONS, body))
+            await engine.until(lambda: bool(engine.waiting))
+            engine.step(6)
+            engine.expire(*engine.running)
+            engine.step()
+            events = await call
+
+            assert "".join(e["choices"][0]["text"] for e in events[:-1]) == "abcdef"
+            assert events[-1]["error"]["code"] == "deadline_exceeded"
+            assert events[-1]["error"]["type"] == "timeout_error"
+            assert all(not e["choices"][0]["finish_reason"] for e in events[:-1])
+            assert served.front.is_clean()
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("stream", "state"), [(True, "queued"), (False, "queued"), (False, "running")]
+)
+def test_a_deadline_before_any_output_is_a_504_that_nobody_retries(run, serve, stream, state):
+    async def main():
+        async with serve() as served:
+            engine = served.front.engine
+            engine.auto = False
+            engine.seats = 0 if state == "queued" else 2
+            body = {**LONG, "stream": stream, "n": 2}
+            call = asyncio.create_task(served.http.post(COMPLETIONS, json=body))
+            await engine.until(lambda: len(engine.waiting) == 2)
+            engine.step(2)
+            engine.expire(*engine.running, *engine.waiting)
+            engine.step()
+            response = await call
+
+            assert response.status_code == 504
+            error = response.json()["error"]
+            assert (error["type"], error["code"]) == ("timeout_error", "deadline_exceeded")
+            assert response.headers["x-should-retry"] == "false"
+            assert served.front.is_clean()
+            metrics = await metrics_of(served)
+            assert metrics["cadenza:request_success_total", "deadline"] == 1
+            assert metrics["cadenza:time_to_first_token_seconds_count", ""] == (state == "running")
+
+    run(main())
+
+
 def test_the_openai_client_raises_when_the_engine_dies(run, serve):
     async def main():
         async with serve() as served:

@@ -17,6 +17,9 @@ class GoneClient:
     def __init__(self) -> None:
         self.aborts: list[object] = []
 
+    def time_remaining(self) -> None:
+        return None
+
     async def write(self, message: object) -> None:
         raise grpc.aio.InternalError
 

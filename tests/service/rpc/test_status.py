@@ -8,6 +8,7 @@ import grpc
 import pytest
 
 from cadenza.service.errors import (
+    DeadlineExceeded,
     EngineUnavailable,
     GenerationFailed,
     InvalidRequest,
@@ -25,6 +26,7 @@ ERRORS = [
     (InvalidRequest("wrong"), "INVALID_ARGUMENT", False),
     (UnknownModel("no"), "NOT_FOUND", False),
     (Overloaded("full", retry_after_s=2.0), "RESOURCE_EXHAUSTED", True),
+    (DeadlineExceeded(), "DEADLINE_EXCEEDED", False),
     (EngineUnavailable("starting"), "UNAVAILABLE", True),
     (GenerationFailed("lost", retryable=True), "UNAVAILABLE", True),
     (GenerationFailed("broken", retryable=False), "INTERNAL", False),

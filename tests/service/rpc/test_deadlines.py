@@ -1,0 +1,122 @@
+"""A call's deadline, with the real generator between gRPC and a fake engine."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc
+import pytest
+from structlog.testing import capture_logs
+
+from cadenza.service.rpc import GrpcServer
+from cadenza.v1.generation_pb2_grpc import GenerationServiceStub
+
+
+@pytest.fixture
+def serve_front(open_front):
+    """`async with serve_front() as (front, stub)`: a server that is stopped at the end."""
+
+    @asynccontextmanager
+    async def served() -> AsyncIterator[tuple[object, GenerationServiceStub]]:
+        async with open_front() as front:
+            server = GrpcServer(front.generator, port=0)
+            port = await server.start()
+            try:
+                async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+                    yield front, GenerationServiceStub(channel)
+            finally:
+                await server.stop(0)
+
+    return served
+
+
+async def read(call) -> tuple[str, grpc.StatusCode]:
+    """The text, and the code that ended it."""
+    text = ""
+    try:
+        async for response in call:
+            text += "".join(event.tokens.text for event in response.events)
+    except grpc.aio.AioRpcError as error:
+        return text, error.code()
+    return text, grpc.StatusCode.OK
+
+
+async def test_a_call_without_a_deadline_sets_none(serve_front, request_of):
+    async with serve_front() as (front, stub):
+        assert (await read(stub.Generate(request_of("hi", max_tokens=2))))[1] is grpc.StatusCode.OK
+
+        [submit] = front.engine.submits()
+        assert submit.deadline_s is None
+
+
+async def test_the_engine_is_told_the_calls_deadline(serve_front, request_of):
+    async with serve_front() as (front, stub):
+        before_s = time.monotonic()
+        await read(stub.Generate(request_of("hi", max_tokens=2, n=2), timeout=100))
+        after_s = time.monotonic()
+
+        [submit] = front.engine.submits()
+        # gRPC sends a timeout in a few digits, rounded up
+        assert before_s + 99 < submit.deadline_s < after_s + 101
+
+
+async def test_the_engine_ends_a_call_with_its_text_and_the_code(serve_front, request_of):
+    async with serve_front() as (front, stub):
+        front.says("abcdef")
+        front.engine.auto = False
+        reading = asyncio.create_task(read(stub.Generate(request_of("hi"), timeout=100)))
+        await front.engine.until(lambda: bool(front.engine.waiting))
+        front.engine.step(4)
+        front.engine.expire(*front.engine.running)
+        front.engine.step()
+
+        assert await reading == ("abcd", grpc.StatusCode.DEADLINE_EXCEEDED)
+        assert front.engine.cancels() == []
+        assert front.is_clean()
+        assert front.generator.is_idle
+
+
+async def test_a_session_is_told_as_an_event(serve_front, submit_of):
+    async with serve_front() as (front, stub):
+        front.engine.auto = False
+        call = stub.Session()
+        await call.write(submit_of("a"))
+        await front.engine.until(lambda: bool(front.engine.waiting))
+        front.engine.expire(*front.engine.waiting)
+        front.engine.step()
+        await call.done_writing()
+        events = [event async for response in call for event in response.events]
+
+        assert events[-1].failed.code == grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
+        assert not events[-1].failed.retryable
+        assert front.is_clean()
+
+
+async def test_whoever_notices_first_the_code_is_the_same_and_nothing_is_left(
+    serve_front, request_of, caplog
+):
+    """The engine, gRPC's server and its client each see many deadlines pass at about once."""
+    with capture_logs() as logs:
+        async with serve_front() as (front, stub):
+            request = request_of("hi", ignore_eos=True, max_tokens=200)
+            front.engine.auto = False
+            pacing = asyncio.create_task(step_slowly(front.engine))
+            calls = [stub.Generate(request, timeout=0.1 + 0.003 * i) for i in range(60)]
+            codes = {code for _, code in await asyncio.gather(*map(read, calls))}
+
+            assert codes == {grpc.StatusCode.DEADLINE_EXCEEDED}
+            async with asyncio.timeout(10):
+                while not (front.is_clean() and front.generator.is_idle):  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            pacing.cancel()
+    assert logs == []
+    assert caplog.records == []  # gRPC's own
+
+
+async def step_slowly(engine) -> None:
+    while True:
+        engine.step()
+        await asyncio.sleep(0.002)
