@@ -1,0 +1,179 @@
+"""What a victim's way back costs on this machine, learned from the steps as they are measured."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+import numpy.typing as npt
+
+from cadenza.scheduler.plan import Int64Array, StepPlan, StepTimes
+
+FloatArray = npt.NDArray[np.float64]
+
+STEP_DECAY = (
+    0.98  # weight of a step against the next of its kind: 50 varied steps suffice for a fit
+)
+COPY_SHARE = 0.2  # of the newest copy in the mean
+AT_ONCE = 32  # steps added to the sums together: seven small array operations less a step
+# Pull towards the initial guess, against a weight of 1 for all that was measured. It decides only
+# what the steps leave open, and there the terms that all steps share give way first.
+PULLS = np.array([1e-6, 1e-3, 1e-6, 1e-3])
+
+_TOKENS, _WORK = 1, 3  # places of the coefficients that matter here, in the order of `_features`
+
+
+class CostModel:
+    """Seconds of the engine's time to compute tokens again, or to copy blocks out and in.
+
+    A step's forward time is fitted as
+
+        forward_s = c + a_tok * tokens + c_ctx * contexts + a_att * work
+
+    by least squares, weighted by 1 / forward_s and by age, with no coefficient below 0; `contexts`
+    is the sum of k over decoding rows, `work` the sum of p * (k + p / 2) over rows that compute
+    p > 1 tokens after k. Decodes read their context from memory where prefills compute on it, and
+    a pair of tokens costs 30 to 60 times more so; one coefficient for both would overstate a_att.
+    Pure decodes fade only against each other, and so do steps with a prefill: an hour of decoding
+    does not wash out what prefills have shown. Then (T_rec and T_copy of the usual cost model)
+
+        recompute_s = a_tok * n + a_att * (n * h + n**2 / 2)    n tokens after h cached ones
+        swap_s = blocks * (seconds a block out + seconds a block in)
+
+    Left out, and what that does:
+    - Overlap. Copies that hide behind a forward pass are charged in full, since a runner measures
+      copies and pass one after the other. It overstates a swap.
+    - The knee, below which tokens ride along with decodes for nothing. Finding it means scanning
+      for it; it differs with the batch. It overstates a recompute of few tokens in a busy step.
+    - The fixed cost of a copy command, which is in the mean a block costs as copies happen to be
+      batched; and interference of copies with the pass.
+
+    Neither clock nor torch is used here. With nothing measured, the initial guesses decide.
+    """
+
+    def __init__(self, *, token_s: float = 0.0, copy_block_s: float = 0.0) -> None:
+        """Start from guesses, such as those of a warm-up.
+
+        Args:
+            token_s: seconds a prefilled token takes; 0: unknown.
+            copy_block_s: seconds to copy a block, in either direction; 0: unknown.
+
+        Raises:
+            ValueError: a guess is negative or not finite.
+        """
+        for name, guess in (("token_s", token_s), ("copy_block_s", copy_block_s)):
+            if not 0 <= guess < np.inf:
+                raise ValueError(f"{name} {guess} is no number of seconds")
+        self._guess = np.zeros(4)
+        self._guess[_TOKENS] = token_s
+        self._coefficients: FloatArray | None = self._guess
+        self._decodes, self._prefills = _Sums(), _Sums()
+        self._out_s = self._in_s = copy_block_s  # a block
+
+    def observe(self, plan: StepPlan, times: StepTimes) -> None:
+        """Learn from one executed plan. Times that are 0 or not finite were not measured."""
+        copies = plan.copies
+        self._out_s = _mean(self._out_s, len(copies.swap_out), times.swap_out_s)
+        self._in_s = _mean(self._in_s, len(copies.swap_in), times.swap_in_s)
+        if plan.num_rows and 0 < times.forward_s < np.inf:
+            alike = self._decodes if plan.num_tokens == plan.num_rows else self._prefills
+            alike.add((*_features(plan), times.forward_s))
+            self._coefficients = None
+
+    def recompute_s(self, tokens: Int64Array, cached: Int64Array) -> FloatArray:
+        """Seconds to compute `tokens` again after `cached` ones; float64 [n], finite, 0 or more."""
+        if self._coefficients is None:
+            sums = self._decodes.up_to_now() + self._prefills.up_to_now()
+            self._coefficients = _fit(sums, self._guess)
+        count = tokens.astype(np.float64)
+        work = count * (cached + count / 2)
+        seconds: FloatArray = self._coefficients[_TOKENS] * count + self._coefficients[_WORK] * work
+        return seconds
+
+    def swap_s(self, blocks: Int64Array) -> FloatArray:
+        """Seconds to copy so many blocks out and in; float64 [n], +inf while no copy was seen.
+
+        As long as only one direction was seen, the other is taken to be like it.
+        """
+        both = (self._out_s or self._in_s) + (self._in_s or self._out_s)
+        if not both:
+            return np.full(len(blocks), np.inf)
+        seconds: FloatArray = both * blocks.astype(np.float64)
+        return seconds
+
+
+class _Sums:
+    """Products of features and forward_s, summed over steps of one kind, the newest heaviest."""
+
+    def __init__(self) -> None:
+        self._sums = np.zeros((5, 5))
+        self._new: list[tuple[float, ...]] = []
+
+    def add(self, seen: tuple[float, ...]) -> None:
+        """One more step: its features, then its time."""
+        self._new.append(seen)
+        if len(self._new) == AT_ONCE:
+            self.up_to_now()
+
+    def up_to_now(self) -> FloatArray:
+        """float64 [5, 5]; changed by the next call."""
+        if self._new:
+            seen = np.array(self._new)  # [steps, 5]
+            weights = STEP_DECAY ** np.arange(len(seen) - 1, -1, -1) / seen[:, 4]
+            self._sums *= STEP_DECAY ** len(seen)
+            self._sums += (seen.T * weights) @ seen
+            self._new.clear()
+        return self._sums
+
+
+def _mean(old_s: float, blocks: int, seconds: float) -> float:
+    """The mean time of a block after one more copy; 0 is unknown."""
+    if not (blocks and 0 < seconds < np.inf):
+        return old_s
+    new_s = seconds / blocks
+    return old_s + COPY_SHARE * (new_s - old_s) if old_s else new_s
+
+
+def _features(plan: StepPlan) -> tuple[float, float, float, float]:
+    """One, tokens, contexts, work."""
+    contexts = float(plan.num_context.sum())
+    if plan.num_tokens == plan.num_rows:
+        return 1.0, float(plan.num_tokens), contexts, 0.0
+    chunks = np.flatnonzero(plan.num_new > 1)
+    new = plan.num_new[chunks].astype(np.float64)
+    context = plan.num_context[chunks].astype(np.float64)
+    work = float(new @ (context + new / 2))
+    return 1.0, float(plan.num_tokens), contexts - float(context.sum()), work
+
+
+def _fit(sums: FloatArray, guess: FloatArray) -> FloatArray:
+    """The coefficients, none negative, that explain the sums best; `guess` for unseen features.
+
+    Minimises `x.G.x - 2 g.x + sum(PULLS * (x - guess)**2)` over x >= 0, with every feature scaled
+    to a weight of 1. Four coefficients allow the exact way: solve for each set of them with the
+    others at 0, and take the best solution without a negative one.
+    """
+    seen = np.flatnonzero(np.diag(sums)[:4] > 0)
+    scale = np.sqrt(np.diag(sums)[seen])
+    pulls = PULLS[seen]
+    gram = sums[np.ix_(seen, seen)] / np.outer(scale, scale) + np.diag(pulls)
+    target = sums[seen, 4] / scale + pulls * guess[seen] * scale
+    coefficients = guess.copy()
+    coefficients[seen] = _non_negative(gram, target) / scale
+    return coefficients
+
+
+def _non_negative(gram: FloatArray, target: FloatArray) -> FloatArray:
+    """The x >= 0 with the least `x.gram.x - 2 target.x`; `gram` is positive definite."""
+    best, least = np.zeros(len(target)), 0.0
+    for size in range(len(target), 0, -1):
+        for chosen in combinations(range(len(target)), size):
+            free = list(chosen)
+            x = np.linalg.solve(gram[np.ix_(free, free)], target[free])
+            loss = -float(target[free] @ x)
+            if loss < least and (x >= 0).all():
+                best, least = np.zeros(len(target)), loss
+                best[free] = x
+        if size == len(target) and best.any():
+            break  # nobody had to be held at 0: no other set can be better
+    return best
