@@ -2,53 +2,78 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
-from cadenza.scheduler.plan import Int32Array, Seated, StepPlan
-from cadenza.scheduler.planning import Counts
+from cadenza.scheduler.plan import Int32Array, Int64Array, Seated, StepPlan
+from cadenza.scheduler.planning import Counts, PlanBuilder
 from cadenza.scheduler.table import RequestTable, Rows
 
 
-def assemble(
-    table: RequestTable, rows: Rows, counts: Counts, step_id: int, admitted: Sequence[int]
-) -> StepPlan:
+def assemble(table: RequestTable, plan: PlanBuilder, rows: Rows, counts: Counts) -> StepPlan:
     """The plan in which each of `rows` computes the next `counts` of its tokens."""
-    seats, context = table.seat[rows], table.computed_tokens[rows]
-    ends = np.cumsum(counts)
-    within = np.arange(int(ends[-1])) - np.repeat(ends - counts, counts)
-    positions = np.repeat(context, counts) + within
+    seats, context, known = table.seat[rows], table.computed_tokens[rows], table.num_tokens[rows]
     size = table.block_size
-    blocks = table.block_table[np.repeat(seats, counts), positions // size]
-    used = (context + counts + size - 1) // size
-    widest = int(used.max())
+    ends = np.cumsum(counts)
+    num_tokens = int(ends[-1]) if len(rows) else 0
+    if num_tokens == len(rows):
+        positions, seat_of = context, seats
+    else:
+        positions = np.arange(num_tokens) + np.repeat(context - ends + counts, counts)
+        seat_of = np.repeat(seats, counts)
+    places = positions // size
+    blocks = table.block_table[seat_of, places].astype(np.int64)
+    widest = int(places.max()) + 1 if len(rows) else 0
+    samples, sample_requests, sample_seats = _samples(table, rows, context + counts == known)
     return StepPlan(
-        step_id=step_id,
+        step_id=plan.step_id,
         requests=table.request[rows],
         seats=seats.astype(np.int32),
         num_context=context.astype(np.int32),
         num_new=counts.astype(np.int32),
-        samples=context + counts == table.num_tokens[rows],
         tokens=_tokens(table, rows, counts, ends),
         positions=positions.astype(np.int32),
-        slots=blocks.astype(np.int64) * size + positions % size,
-        block_tables=np.where(
-            np.arange(widest) < used[:, None], table.block_table[seats, :widest], 0
-        ).astype(np.int32),
-        seated=tuple(Seated(int(table.seat[row]), int(table.request[row])) for row in admitted),
+        slots=(blocks - places) * size + positions,
+        block_tables=table.block_table[:, :widest].take(seats, axis=0),
+        samples=samples,
+        sample_requests=sample_requests,
+        sample_seats=sample_seats,
+        seated=_seated(table, plan.seated),
+        copies=plan.copies.freeze(),
     )
 
 
 def _tokens(table: RequestTable, rows: Rows, counts: Counts, ends: Counts) -> Int32Array:
     """The ids to compute: a row's newest from the tail buffer, a prefill's from its history."""
-    tokens = np.empty(int(ends[-1]), dtype=np.int32)
+    tokens = np.empty(int(ends[-1]) if len(rows) else 0, dtype=np.int32)
     last = table.num_tokens[rows] - 1
     newest = table.computed_tokens[rows] == last
     single = rows[newest]
     tokens[ends[newest] - 1] = table.tail[table.seat[single], last[newest] % table.block_size]
-    for index in np.flatnonzero(~newest):
-        row, count, end = rows[index], int(counts[index]), int(ends[index])
+    for index in np.flatnonzero(~newest).tolist():
+        row, count, end = int(rows[index]), int(counts[index]), int(ends[index])
         start = int(table.computed_tokens[row])
         tokens[end - count : end] = table.cold(row).tokens[start : start + count]
     return tokens
+
+
+def _samples(
+    table: RequestTable, rows: Rows, complete: np.ndarray
+) -> tuple[Int32Array, Int64Array, Int32Array]:
+    """Who draws a token: each choice of each row whose known tokens are all computed after this."""
+    samples = np.flatnonzero(complete)
+    choices = table.choices[rows[samples]]
+    requests, seats = table.request[rows[samples]], table.seat[rows[samples]]
+    if (choices > 1).any():
+        cold = [table.cold(row) for row in rows[samples].tolist()]
+        requests = np.array([choice for each in cold for choice in each.choices])
+        seats = np.array([seat for each in cold for seat in each.seats])
+        samples = np.repeat(samples, choices)
+    return samples.astype(np.int32), requests, seats.astype(np.int32)
+
+
+def _seated(table: RequestTable, rows: list[int]) -> tuple[Seated, ...]:
+    return tuple(
+        Seated(seat, request, table.known_tokens(row), int(table.prompt_tokens[row]))
+        for row in rows
+        for seat, request in zip(table.cold(row).seats, table.cold(row).choices, strict=True)
+    )

@@ -1,7 +1,8 @@
 """The KV block pool: who holds which block, and which unheld blocks are still worth finding.
 
-A block is in exactly one of three places: on the free list, unheld but cached (findable by its
-key, oldest release evicted first), or held by `references` tables. The pool knows nothing of rows.
+A block is in exactly one of three places: on the free list, unheld but cached (findable in the
+prefix index, oldest release evicted first), or held by `references` tables. The pool knows nothing
+of rows.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from cadenza.scheduler.prefix import BlockKey
+from cadenza.scheduler.prefix_index import PrefixIndex
 
 Blocks = npt.NDArray[np.int32]
 
@@ -26,17 +27,19 @@ class BlockCounts(NamedTuple):
 
 
 class BlockPool:
-    """Reference counts, a free list and a prefix index over `num_blocks` blocks."""
+    """Reference counts and a free list over `num_blocks` blocks, with the prefix index over them.
+
+    Publish through `index`; only held blocks may be published.
+    """
 
     def __init__(self, num_blocks: int) -> None:
         if num_blocks < 1:
             raise ValueError(f"a pool needs at least one block, not {num_blocks}")
         self.num_blocks = num_blocks
+        self.index = PrefixIndex()
         self._references = np.zeros(num_blocks, dtype=np.int32)
         self._free = list(range(num_blocks - 1, -1, -1))
         self._cached: dict[int, None] = {}  # unheld and published, oldest release first
-        self._block_of: dict[BlockKey, int] = {}
-        self._key_of: dict[int, BlockKey] = {}
         self._num_held = 0
 
     @property
@@ -57,7 +60,7 @@ class BlockPool:
 
     def num_unheld(self, blocks: Sequence[int]) -> int:
         """How many of these published blocks nobody holds; pinning them takes them from stock."""
-        return int((self._references[list(blocks)] == 0).sum())
+        return sum(block in self._cached for block in blocks)
 
     def allocate(self, num: int) -> Blocks:
         """Take `num` blocks with one reference each; evicts the oldest cached ones if it must.
@@ -77,55 +80,46 @@ class BlockPool:
 
     def pin(self, blocks: Sequence[int]) -> None:
         """Add a reference to each of these published or held blocks; they stay until released."""
+        if not len(blocks):
+            return
         for block in blocks:
-            if self._references[block] == 0:
-                del self._cached[block]
+            if self._cached.pop(block, block) is None:
                 self._num_held += 1
-            self._references[block] += 1
+        self._references[blocks] += 1
 
-    def release(self, blocks: Iterable[int]) -> None:
-        """Drop one reference of each block, the last first.
+    def release(self, blocks: Blocks) -> None:
+        """Drop one reference of each block of one table, the last first.
 
         A row's tail thus ages before its head: evicting a head would make the tail unreachable.
         """
-        for block in reversed([int(block) for block in blocks]):
-            assert self._references[block] > 0, f"block {block} released more often than held"
-            self._references[block] -= 1
-            if self._references[block] == 0:
-                self._num_held -= 1
-                if block in self._key_of:
-                    self._cached[block] = None
-                else:
-                    self._free.append(block)
-
-    def match(self, keys: Sequence[BlockKey]) -> list[int]:
-        """The blocks of the longest published prefix of `keys`. Does not pin them."""
-        blocks = []
-        for key in keys:
-            block = self._block_of.get(key)
-            if block is None:
-                break
-            blocks.append(block)
-        return blocks
-
-    def publish(self, block: int, key: BlockKey) -> None:
-        """Make a held, fully computed block findable. Does nothing if the key is known already."""
-        assert self._references[block] > 0, f"block {block} is published but not held"
-        if key not in self._block_of and block not in self._key_of:
-            self._block_of[key] = block
-            self._key_of[block] = key
+        if not len(blocks):
+            return
+        left = self._references[blocks] - 1
+        assert left.min() >= 0, "a block is released more often than held"
+        self._references[blocks] = left
+        unheld = blocks[left == 0][::-1].tolist()
+        self._num_held -= len(unheld)
+        for block in unheld:
+            if block in self.index:
+                self._cached[block] = None
+            else:
+                self._free.append(block)
 
     def forget(self, blocks: Iterable[int]) -> None:
         """Make held blocks unfindable, because what is in them cannot be trusted."""
         for block in blocks:
-            key = self._key_of.pop(int(block), None)
-            if key is not None:
-                del self._block_of[key]
+            self.index.remove(int(block))
+
+    def reset_cache(self) -> None:
+        """Make every block unfindable; unheld ones are free then. Held ones stay held."""
+        while self._cached:
+            self._evict_oldest()
+        self.forget(np.flatnonzero(self._references))
 
     def _evict_oldest(self) -> None:
         block = next(iter(self._cached))
         del self._cached[block]
-        del self._block_of[self._key_of.pop(block)]
+        self.index.remove(block)
         self._free.append(block)
 
     def check(self, tables: Iterable[Blocks]) -> None:
@@ -142,7 +136,6 @@ class BlockPool:
         unheld = [*self._free, *self._cached]
         assert len(set(unheld)) == len(unheld) == self.num_blocks - self._num_held
         assert not held[unheld].any(), "a held block is also free"
-        assert all(self._block_of[key] == block for block, key in self._key_of.items())
-        assert len(self._block_of) == len(self._key_of), "the prefix index is not one to one"
-        assert set(self._cached) <= set(self._key_of), "a cached block has no key"
-        assert not set(self._free) & set(self._key_of), "a free block still has a key"
+        assert all(block in self.index for block in self._cached), "a cached block has no key"
+        assert not any(block in self.index for block in self._free), "a free block has a key"
+        self.index.check()

@@ -91,6 +91,9 @@ class StepTimes(NamedTuple):
     swap_in_s: float = 0.0
 
 
+NOT_TIMED = StepTimes()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutcome:
     """What the runner made of a plan, sample by sample."""
@@ -99,7 +102,7 @@ class StepOutcome:
     tokens: Int32Array  # [samples], -1 where failed
     failed: BoolArray  # [samples], True: these logits were not finite; the choice ends
     logprobs: Mapping[int, Logprobs] = field(default_factory=dict)  # sample -> wanted logprobs
-    times: StepTimes = StepTimes()
+    times: StepTimes = NOT_TIMED
 
 
 class Runner(Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from cadenza.scheduler.plan import Copies
 from cadenza.scheduler.table import Rows
 
 Counts = npt.NDArray[np.int64]
@@ -31,8 +32,27 @@ def fair_shares(wanted: Counts, budget: int) -> Counts:
     return shares
 
 
+class CopyList:
+    """Block copies of one step, as they are decided."""
+
+    def __init__(self) -> None:
+        self.swap_out: list[tuple[int, int]] = []
+        self.on_write: list[tuple[int, int]] = []
+        self.swap_in: list[tuple[int, int]] = []
+
+    def __len__(self) -> int:
+        return len(self.swap_out) + len(self.on_write) + len(self.swap_in)
+
+    def freeze(self) -> Copies:
+        return Copies(*(_pairs(kind) for kind in (self.swap_out, self.on_write, self.swap_in)))
+
+
+def _pairs(copies: list[tuple[int, int]]) -> npt.NDArray[np.int32]:
+    return np.array(copies, dtype=np.int32).reshape(-1, 2)
+
+
 class PlanBuilder:
-    """Collects the rows of one step and keeps count of its token budget.
+    """Collects the rows and copies of one step and keeps count of its token budget.
 
     Decoding rows take one token each. Prefilling rows share what is left when the plan is
     assembled, so that rows admitted late in the step share on equal terms. Each is promised a
@@ -40,16 +60,19 @@ class PlanBuilder:
     what is left by such promises, so that short prompts find room beside any number of long ones.
     """
 
-    def __init__(self, *, step_id: int, token_budget: int, block_size: int) -> None:
+    def __init__(self, *, step_id: int, now_s: float, token_budget: int, block_size: int) -> None:
         self.step_id = step_id
+        self.now_s = now_s
         self.token_budget = token_budget
-        self._block_size = block_size
-        self._promised = self._promised_to_long = 0
+        self.copies = CopyList()
+        self.seated: list[int] = []  # rows that got a seat in this step
+        self.admitted: list[int] = []  # requests
+        self.cached: list[int] = []  # tokens that each admitted request need not compute
+        self.preempted: list[int] = []  # requests
         self.decodes: Rows = np.empty(0, dtype=np.intp)
-        self._prefills: list[int] = []
-        self.admitted: list[int] = []
-        self.cached: list[int] = []  # tokens each admitted row need not compute
-        self.preempted: list[int] = []
+        self._block_size = block_size
+        self._wanted: dict[int, int] = {}  # prefilling row -> tokens it has to compute
+        self._promised = self._promised_to_long = 0
 
     @property
     def tokens_left(self) -> int:
@@ -58,7 +81,7 @@ class PlanBuilder:
 
     @property
     def is_empty(self) -> bool:
-        return not (len(self.decodes) or self._prefills)
+        return not (len(self.decodes) or self._wanted)
 
     @property
     def is_full(self) -> bool:
@@ -76,27 +99,35 @@ class PlanBuilder:
     def place_running(self, decodes: Rows, prefills: Rows, remaining: Counts) -> None:
         """Place the running rows; `remaining` tokens to compute for each of `prefills`."""
         self.decodes = decodes
-        self._prefills = prefills.tolist()
-        for count in remaining.tolist():
-            self._promise(count)
+        for row, count in zip(prefills.tolist(), remaining.tolist(), strict=True):
+            self._place(row, count)
 
-    def place_admitted(self, row: int, cached: int, remaining: int) -> None:
-        """Place a row that has just got its seat."""
-        self._prefills.append(row)
-        self.admitted.append(row)
-        self.cached.append(cached)
-        self._promise(remaining)
+    def place_admitted(self, row: int, choices: list[int], cached: int, remaining: int) -> None:
+        """Place a row that has just got its seats."""
+        self._place(row, remaining)
+        self.seated.append(row)
+        self.admitted += choices
+        self.cached += [cached] * len(choices)
 
-    def _promise(self, remaining: int) -> None:
-        self._promised += min(remaining, self._block_size)
-        self._promised_to_long += self._block_size if remaining > self._block_size else 0
+    def withdraw(self, row: int) -> None:
+        """Take a row out again, and give its tokens back, if it was placed."""
+        if row in self._wanted:
+            self._promise(self._wanted.pop(row), -1)
+        else:
+            self.decodes = self.decodes[self.decodes != row]
 
-    def rows_and_counts(self, remaining: npt.NDArray[np.int64]) -> tuple[Rows, Counts]:
-        """All placed rows, decodes first, and the tokens each computes.
+    def _place(self, row: int, remaining: int) -> None:
+        self._wanted[row] = remaining
+        self._promise(remaining, 1)
 
-        `remaining` is a whole column: tokens known but not computed, by row.
-        """
-        prefills = np.array(self._prefills, dtype=np.intp)
-        shares = fair_shares(remaining[prefills], self.tokens_left)
+    def _promise(self, remaining: int, sign: int) -> None:
+        self._promised += sign * min(remaining, self._block_size)
+        self._promised_to_long += sign * (self._block_size if remaining > self._block_size else 0)
+
+    def rows_and_counts(self) -> tuple[Rows, Counts]:
+        """All placed rows, decodes first, and the tokens each computes; at least one each."""
+        prefills = np.fromiter(self._wanted, dtype=np.intp, count=len(self._wanted))
+        wanted = np.fromiter(self._wanted.values(), dtype=np.int64, count=len(self._wanted))
+        shares = fair_shares(wanted, self.tokens_left)
         ones = np.ones(len(self.decodes), dtype=np.int64)
         return np.concatenate((self.decodes, prefills)), np.concatenate((ones, shares))

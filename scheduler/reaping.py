@@ -1,4 +1,4 @@
-"""Reap: what an outcome means for the rows that were planned."""
+"""Reap: what an outcome means for the rows that were planned, and who has to go."""
 
 from __future__ import annotations
 
@@ -7,94 +7,195 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from cadenza.scheduler.blocks import BlockPool
-from cadenza.scheduler.config import SchedulerConfig
+from cadenza.scheduler.decisions import Parked, Unparked
 from cadenza.scheduler.plan import Int32Array, Int64Array, StepOutcome, StepPlan
 from cadenza.scheduler.prefix import extend_keys
-from cadenza.scheduler.states import FinishReason
-from cadenza.scheduler.table import RequestTable, Rows
+from cadenza.scheduler.states import FinishReason, State
+from cadenza.scheduler.stores import Stores
+from cadenza.scheduler.table import Rows
 
 Codes = npt.NDArray[np.uint8]
 
 
 class Ended(NamedTuple):
-    """Rows that got a token or ended by themselves. Parallel arrays."""
+    """Choices that got a token or ended by themselves. Parallel arrays."""
 
     requests: Int64Array
-    tokens: Int32Array  # -1 for a failed row
+    tokens: Int32Array  # -1: none
     finished: Codes  # values of `FinishReason`
-    plan_rows: npt.NDArray[np.intp]  # where each stood in the plan
+    samples: npt.NDArray[np.intp]  # index in the outcome; -1: of no sample
 
     @classmethod
     def nothing(cls) -> Ended:
+        return cls.without_token([], FinishReason.NOT)
+
+    @classmethod
+    def without_token(cls, requests: list[int], reason: FinishReason) -> Ended:
+        """These choices end now for one reason."""
+        num = len(requests)
         return cls(
-            requests=np.empty(0, dtype=np.int64),
-            tokens=np.empty(0, dtype=np.int32),
-            finished=np.empty(0, dtype=np.uint8),
-            plan_rows=np.empty(0, dtype=np.intp),
+            requests=np.array(requests, dtype=np.int64),
+            tokens=np.full(num, -1, dtype=np.int32),
+            finished=np.full(num, reason.value, dtype=np.uint8),
+            samples=np.full(num, -1, dtype=np.intp),
+        )
+
+    def and_then(self, other: Ended) -> Ended:
+        """Both, one after the other."""
+        return Ended(
+            requests=np.concatenate((self.requests, other.requests)),
+            tokens=np.concatenate((self.tokens, other.tokens)),
+            finished=np.concatenate((self.finished, other.finished)),
+            samples=np.concatenate((self.samples, other.samples)),
         )
 
 
 class Reaper:
-    """Applies outcomes to the table: tokens in, full blocks published, ended rows out."""
+    """Applies outcomes: tokens in, full blocks published, prompts forked, ended rows out."""
 
-    def __init__(self, config: SchedulerConfig, table: RequestTable, pool: BlockPool) -> None:
-        self._config = config
-        self._table = table
-        self._pool = pool
-        self._eos = np.array(sorted(config.eos_token_ids), dtype=np.int32)
+    def __init__(self, stores: Stores) -> None:
+        self._stores = stores
+        self._eos = sorted(stores.config.eos_token_ids)
 
-    def apply(self, plan: StepPlan, rows: Rows, outcome: StepOutcome) -> Ended:
+    def apply(self, plan: StepPlan, rows: Rows, outcome: StepOutcome, now_s: float) -> Ended:
         """Bring `rows`, in the order of `plan`, up to date; returns what happened to them."""
-        table = self._table
+        table = self._stores.table
         table.computed_tokens[rows] += plan.num_new
-        sampled = np.flatnonzero(plan.samples & ~outcome.failed)
-        failed = np.flatnonzero(outcome.failed)
-        table.append_tokens(rows[sampled], outcome.tokens[sampled])
-        self._publish(rows[~outcome.failed])
-        codes = self._finish_codes(rows[sampled], outcome.tokens[sampled])
-        failed_codes = np.full(len(failed), FinishReason.FAILED.value, dtype=np.uint8)
-        told = np.concatenate((sampled, failed))
+        failed = outcome.failed
+        if failed.any():
+            self._publish(np.delete(rows, plan.samples[failed]))
+        else:
+            self._publish(rows)
+        sampled = self._fork(rows[plan.samples])
+        good, tokens = sampled[~failed], outcome.tokens[~failed]
+        table.append_tokens(good, tokens)
+        self._stores.credits.spend(table.credit[good])
+        codes = np.full(len(sampled), FinishReason.FAILED.value, dtype=np.uint8)
+        codes[~failed] = self._finish_codes(good, tokens)
         ended = Ended(
-            requests=table.request[rows[told]],
-            tokens=np.concatenate((outcome.tokens[sampled], np.full(len(failed), -1, np.int32))),
-            finished=np.concatenate((codes, failed_codes)),
-            plan_rows=told,
+            requests=plan.sample_requests,
+            tokens=np.where(failed, np.int32(-1), outcome.tokens),
+            finished=codes,
+            samples=np.arange(len(sampled)),
         )
-        for row in rows[failed]:
-            # What it found in the index was computed by others and is theirs to judge
-            self._pool.forget(table.blocks(row)[table.matched_blocks[row] :])
-        for row in rows[told[ended.finished != FinishReason.NOT.value]]:
-            self.remove(int(row))
+        self._remove(sampled, codes, now_s)
         return ended
 
-    def remove(self, row: int) -> None:
-        """Let a row go in whatever state it is, with its blocks."""
-        self._pool.release(self._table.blocks(row))
-        self._table.remove(row)
+    def leave(self, requests: list[tuple[int, FinishReason]], now_s: float) -> None:
+        """Let choices go whose client left or found a stop string."""
+        stores, table = self._stores, self._stores.table
+        for request, reason in requests:
+            row = table.row_of(request)
+            if row is None:
+                continue
+            if table.choices[row] == 1:
+                if reason is FinishReason.STOPPED:
+                    self._tell_policies(np.array([row]), now_s)
+                stores.remove(row, reason, now_s)
+            else:
+                stores.drop_choice(row, request, reason, now_s)
+
+    def expire(self, now_s: float) -> Ended:
+        """End the rows whose deadline has passed, in whatever state they are."""
+        table = self._stores.table
+        late = np.flatnonzero((table.deadline_s <= now_s) & (table.state != State.FREE.value))
+        return self.end(late[np.argsort(table.arrival[late])], FinishReason.DEADLINE, now_s)
+
+    def end(self, rows: Rows, reason: FinishReason, now_s: float) -> Ended:
+        """End rows that are in no outcome."""
+        requests = [
+            choice for row in rows.tolist() for choice in self._stores.table.cold(row).choices
+        ]
+        self._tell_policies(rows, now_s)
+        for row in rows.tolist():
+            self._stores.remove(row, reason, now_s)
+        return Ended.without_token(requests, reason)
+
+    def park(self, now_s: float) -> None:
+        """Park running rows whose reader has no credit left; let those go on that have some."""
+        stores, table = self._stores, self._stores.table
+        if not stores.credits.num_limited:
+            return
+        seated = table.seated()
+        has_credit = stores.credits.left[table.credit[seated]] > 0
+        for row in seated[has_credit == table.parked[seated]].tolist():
+            parks = not table.parked[row]
+            table.move(row, State.PARKED if parks else State.RUNNING)
+            if parks:
+                table.pinned_until[row] = 0
+            record = Parked if parks else Unparked
+            for choice in table.cold(row).choices:
+                stores.log.append(record(stores.totals.steps, now_s, choice))
+
+    def _fork(self, sampled: Rows) -> Rows:
+        """Rows in place of `sampled`, where a prompt's several choices have just got their own."""
+        stores, table = self._stores, self._stores.table
+        several = np.flatnonzero(table.choices[sampled] > 1)
+        if not len(several):
+            return sampled
+        sampled = sampled.copy()
+        while len(several):
+            row = int(sampled[several[0]])
+            branches = table.fork(row)
+            places, several = several[: len(branches)], several[len(branches) :]
+            sampled[places] = branches
+            for _ in branches[1:]:
+                stores.pool.pin(table.blocks(row).tolist())
+                stores.credits.hold(int(table.credit[row]))
+        return sampled
 
     def _finish_codes(self, rows: Rows, tokens: Int32Array) -> Codes:
-        table = self._table
+        table = self._stores.table
         codes = np.full(len(rows), FinishReason.NOT.value, dtype=np.uint8)
         spent = table.generated_tokens[rows] >= table.max_tokens[rows]
-        full = table.num_tokens[rows] >= self._config.max_model_len
+        full = table.num_tokens[rows] >= self._stores.config.max_model_len
         codes[spent | full] = FinishReason.LENGTH.value
         picky = np.flatnonzero(table.has_stop_ids[rows])
-        stopped = (table.stop_token_ids[rows[picky]] == tokens[picky, None]).any(axis=1)
-        codes[picky[stopped]] = FinishReason.STOP_TOKEN.value
-        codes[np.isin(tokens, self._eos) & ~table.ignore_eos[rows]] = FinishReason.EOS.value
+        if len(picky):
+            stopped = (table.stop_token_ids[rows[picky]] == tokens[picky, None]).any(axis=1)
+            codes[picky[stopped]] = FinishReason.STOP_TOKEN.value
+        for eos in self._eos:
+            at_end = np.flatnonzero(tokens == eos)
+            codes[at_end[~table.ignore_eos[rows[at_end]]]] = FinishReason.EOS.value
         return codes
+
+    def _remove(self, sampled: Rows, codes: Codes, now_s: float) -> None:
+        over = np.flatnonzero(codes != FinishReason.NOT.value)
+        if not len(over):
+            return
+        stores, table = self._stores, self._stores.table
+        self._tell_policies(sampled[over], now_s)
+        for index in over.tolist():
+            row, reason = int(sampled[index]), FinishReason(int(codes[index]))
+            if reason is FinishReason.FAILED:
+                # What it found in the index was computed by others and is theirs to judge
+                stores.pool.forget(table.blocks(row)[table.matched_blocks[row] :])
+            stores.remove(row, reason, now_s)
+
+    def _tell_policies(self, rows: Rows, now_s: float) -> None:
+        stores = self._stores
+        if len(rows) and stores.decisions.observes_finished:
+            stores.decisions.on_finished(stores.table.view(rows), stores.view(now_s))
 
     def _publish(self, rows: Rows) -> None:
         """Offer the blocks that became full in the last pass to the prefix index."""
-        if not self._config.enable_prefix_caching:
+        if not self._stores.config.enable_prefix_caching:
             return
-        table, size = self._table, self._config.block_size
+        table, size = self._stores.table, self._stores.config.block_size
         full = table.computed_tokens[rows] // size
-        for row in rows[full > table.published_blocks[rows]]:
-            upto = int(table.computed_tokens[row]) // size
-            cold, blocks = table.cold(int(row)), table.blocks(row)
-            extend_keys(cold.keys, cold.salt, cold.tokens, size, upto)
-            for block in range(int(table.published_blocks[row]), upto):
-                self._pool.publish(int(blocks[block]), cold.keys[block])
-            table.published_blocks[row] = upto
+        more = full > table.published_blocks[rows]
+        for row, upto in zip(rows[more].tolist(), full[more].tolist(), strict=True):
+            self._publish_row(row, upto)
+        table.published_blocks[rows[more]] = full[more]
+
+    def _publish_row(self, row: int, upto: int) -> None:
+        table, index = self._stores.table, self._stores.pool.index
+        cold, size = table.cold(row), table.block_size
+        extend_keys(cold.keys, cold.salt, cold.tokens, size, upto)
+        first = int(table.published_blocks[row])
+        for depth, block in enumerate(table.blocks(row)[first:upto].tolist(), start=first):
+            if cold.published is None:
+                return
+            cold.published = index.publish(
+                cold.published, cold.keys[depth], cold.block_bytes(depth, size), block
+            )

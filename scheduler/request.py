@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cadenza.scheduler.prefix import BlockKey
+from cadenza.scheduler.prefix_index import Node
 
 Tokens = npt.NDArray[np.int32]
 
@@ -72,7 +73,9 @@ class Arrival:
         if self.n > 1 and len(self.emitted):
             raise Refused("emitted tokens belong to one choice, so n must be 1 beside them")
         if self.credit is not None and self.credit < (0 if self.n == 1 else self.n):
-            raise Refused(f"a credit of {self.credit} does not give each of {self.n} choices a token")
+            raise Refused(
+                f"a credit of {self.credit} does not give each of {self.n} choices a token"
+            )
 
 
 class HostCopy(NamedTuple):
@@ -96,7 +99,14 @@ class Request:
     choices: list[int]  # request numbers; one, except until a prompt with several is complete
     seats: list[int] = field(default_factory=list)  # one a choice while the row is seated
     keys: list[BlockKey] = field(default_factory=list)
+    published: Node | None = None  # of its last published block; None: nothing more can be
     host: HostCopy | None = None
+    lost_tokens: int = 0  # computed, and dropped by the last preemption
+    left_s: float = 0.0  # when it lost its seat, or arrived
+
+    def block_bytes(self, index: int, block_size: int) -> bytes:
+        """The ids of one full block, for comparison."""
+        return self.tokens[index * block_size : (index + 1) * block_size].tobytes()
 
     def make_room(self, capacity: int) -> None:
         """Let `tokens` grow in place up to `capacity` ids; called once, at the first admission."""
@@ -104,3 +114,15 @@ class Request:
             roomy = np.empty(capacity, dtype=np.int32)
             roomy[: len(self.tokens)] = self.tokens
             self.tokens = roomy
+
+    def branch(self, rank: int) -> Request:
+        """The cold state of one choice of several, at the moment when each goes its own way."""
+        return Request(
+            tokens=self.tokens.copy(),
+            salt=self.salt,
+            choices=[self.choices[rank]],
+            seats=[self.seats[rank]],
+            keys=list(self.keys),
+            published=self.published,
+            left_s=self.left_s,
+        )

@@ -12,6 +12,24 @@ NORMAL_PER_STARVING = 3  # a starving row takes at most every fourth admission
 Indices = npt.NDArray[np.intp]
 
 
+def lowest(scores: npt.NDArray[np.float64], arrivals: npt.NDArray[np.int64], num: int) -> Indices:
+    """Indices of the `num` lowest scores, in order; ties go to the earlier arrival.
+
+    Sorts only what it returns, so that a long queue costs one pass.
+    """
+    if num >= len(scores):
+        return np.lexsort((arrivals, scores))
+    if num == 0:
+        return np.empty(0, dtype=np.intp)
+    limit = np.partition(scores, num - 1)[num - 1]
+    below, ties = np.flatnonzero(scores < limit), np.flatnonzero(scores == limit)
+    wanted = num - len(below)
+    if wanted < len(ties):
+        ties = ties[np.argpartition(arrivals[ties], wanted - 1)[:wanted]]
+    found = np.concatenate((below, ties))
+    return found[np.lexsort((arrivals[found], scores[found]))]
+
+
 def interleave(starving: Indices, normal: Indices, lead: int) -> Indices:
     """Merge two orders: `lead` normal ones, then one starving to every three normal ones.
 

@@ -10,6 +10,7 @@ import numpy as np
 from cadenza.policies.decisions import Decisions
 from cadenza.policies.profile import Profile
 from cadenza.scheduler.config import SchedulerConfig
+from cadenza.scheduler.decisions import Decision
 from cadenza.scheduler.plan import Runner, StepOutcome, StepPlan
 from cadenza.scheduler.report import StepReport
 from cadenza.scheduler.request import Arrival
@@ -41,7 +42,9 @@ class Driver:
         config = SchedulerConfig(**{**small, **limits})
         self.decisions = Decisions(profile or Profile())
         self.scheduler = Scheduler(config, self.decisions)
-        self.runner = runner or FakeRunner(config.num_blocks, config.block_size)
+        self.runner = runner or FakeRunner(
+            config.num_blocks, config.block_size, config.num_host_blocks
+        )
         self.now_s = 0.0
         self.plan: StepPlan | None = None
         self.outcome: StepOutcome | None = None
@@ -50,11 +53,14 @@ class Driver:
         self.admitted: list[int] = []  # in order, once for each time
         self.cached: dict[int, int] = {}  # tokens found at the latest admission
         self.preempted: list[int] = []  # in order, once for each time
+        self.decided: list[Decision] = []
 
     def add(self, request: int, prompt: Sequence[int], max_tokens: int = 4, **fields: Any) -> None:
         """Let a request arrive now."""
         ids = np.array(prompt, dtype=np.int32)
         arrival = Arrival(request=request, prompt=ids, max_tokens=max_tokens, **fields)
+        if isinstance(self.runner, FakeRunner):
+            self.runner.choice_of |= {each: each - request for each in arrival.requests}
         self.scheduler.add(arrival, self.now_s)
 
     def step(self) -> StepReport:
@@ -75,6 +81,7 @@ class Driver:
         assert not self.scheduler.has_unfinished, f"unfinished after {most_steps} steps"
         statistics = self.scheduler.statistics()
         assert statistics.free_blocks + statistics.cached_blocks == statistics.total_blocks
+        self.scheduler.check_invariants()
 
     def _record(self, report: StepReport) -> None:
         rows = zip(report.requests, report.tokens, report.finished, strict=True)
@@ -88,3 +95,4 @@ class Driver:
         self.admitted += admitted
         self.cached.update(zip(admitted, report.admitted_cached.tolist(), strict=True))
         self.preempted += report.preempted.tolist()
+        self.decided += report.decisions

@@ -15,14 +15,14 @@ EOS = 0  # never sampled
 _START = b""
 
 
-def oracle(prompt: Sequence[int], num: int) -> list[int]:
-    """The `num` tokens that a request must get, computed alone."""
+def oracle(prompt: Sequence[int], num: int, choice: int = 0) -> list[int]:
+    """The `num` tokens that a choice of a request must get, computed alone."""
     state, position = _START, 0
     generated: list[int] = []
     for token in prompt:
         state, position = _advance(state, token, position), position + 1
     for _ in range(num):
-        generated.append(_sample(state))
+        generated.append(_sample(state, choice))
         state, position = _advance(state, generated[-1], position), position + 1
     return generated
 
@@ -33,34 +33,62 @@ def _advance(state: bytes, token: int, position: int) -> bytes:
     return blake2b(state + part, digest_size=8).digest()
 
 
-def _sample(state: bytes) -> int:
-    return 1 + int.from_bytes(state[:4], "little") % (VOCABULARY - 1)
+def _sample(state: bytes, choice: int) -> int:
+    return 1 + (int.from_bytes(state[:4], "little") + 7919 * choice) % (VOCABULARY - 1)
 
 
 class FakeRunner:
     """Knows only what plans wrote into its cache, slot by slot.
 
-    A wrong slot, table, position or seat, a block reused too early, or one matched after another
-    prefix changes the token or trips an assertion. Requests in `fail` fail in every step.
+    A wrong slot, table, position, copy or seat, a block reused too early, or one matched after
+    another prefix changes the token or trips an assertion. Requests in `fail` fail in every step.
     """
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, num_host_blocks: int = 0) -> None:
+        self.fail: set[int] = set()
+        self.choice_of: dict[int, int] = {}  # request -> choice index; 0 if absent
         self._cache: list[bytes | None] = [None] * (num_blocks * block_size)
+        self._host: list[list[bytes | None] | None] = [None] * num_host_blocks
         self._block_size = block_size
         self._request_at: dict[int, int] = {}  # seat -> request, as plans announced it
-        self.fail: set[int] = set()
 
     def execute(self, plan: StepPlan) -> StepOutcome:
+        self._copy(plan)
         self._check(plan)
-        tokens = np.full(plan.num_rows, -1, dtype=np.int32)
-        end = 0
-        for row in range(plan.num_rows):
-            start, end = end, end + int(plan.num_new[row])
-            state = self._compute(plan, row, start, end)
-            if plan.samples[row]:
-                tokens[row] = _sample(state)
-        failed = np.isin(plan.requests, list(self.fail))
-        return StepOutcome(step_id=plan.step_id, tokens=tokens, failed=failed)
+        ends = np.cumsum(plan.num_new).tolist()
+        starts = [0, *ends[:-1]]
+        states = [self._compute(plan, row, starts[row], ends[row]) for row in range(plan.num_rows)]
+        tokens = [
+            _sample(states[row], self.choice_of.get(request, 0))
+            for row, request in zip(
+                plan.samples.tolist(), plan.sample_requests.tolist(), strict=True
+            )
+        ]
+        failed = np.isin(plan.sample_requests, list(self.fail))
+        return StepOutcome(
+            step_id=plan.step_id, tokens=np.array(tokens, dtype=np.int32), failed=failed
+        )
+
+    def _copy(self, plan: StepPlan) -> None:
+        written: set[int] = set()
+        for device, host in plan.copies.swap_out.tolist():
+            self._host[host] = self._block(device)
+        sources = [self._block(source) for source, _ in plan.copies.on_write.tolist()]
+        for (_, block), content in zip(plan.copies.on_write.tolist(), sources, strict=True):
+            self._write(block, content, written)
+        for host, device in plan.copies.swap_in.tolist():
+            held = self._host[host]
+            assert held is not None, "a host block is read that nobody wrote, or read twice"
+            self._write(device, held, written)
+            self._host[host] = None
+
+    def _block(self, block: int) -> list[bytes | None]:
+        return self._cache[block * self._block_size : (block + 1) * self._block_size]
+
+    def _write(self, block: int, content: list[bytes | None], written: set[int]) -> None:
+        assert block not in written, "a block is written by two copies"
+        written.add(block)
+        self._cache[block * self._block_size : (block + 1) * self._block_size] = content
 
     def _compute(self, plan: StepPlan, row: int, start: int, end: int) -> bytes:
         """Write the row's new tokens; the state after the last of them."""
@@ -85,13 +113,19 @@ class FakeRunner:
         return block * self._block_size + position % self._block_size
 
     def _check(self, plan: StepPlan) -> None:
-        self._request_at.update((seated.seat, seated.request) for seated in plan.seated)
-        seated = [self._request_at[seat] for seat in plan.seats.tolist()]
-        assert seated == plan.requests.tolist(), "a row sits where another request was seated"
+        for seated in plan.seated:
+            self._request_at[seated.seat] = seated.request
+            assert 1 <= seated.prompt_tokens <= len(seated.tokens)
+        seated_there = [self._request_at[seat] for seat in plan.sample_seats.tolist()]
+        assert seated_there == plan.sample_requests.tolist(), (
+            "a choice samples on a seat where another request was seated"
+        )
+        assert (np.diff(plan.samples) >= 0).all(), "samples are not in the order of rows"
         positions = [
             position
             for start, count in zip(plan.num_context, plan.num_new, strict=True)
             for position in range(int(start), int(start + count))
         ]
         assert plan.positions.tolist() == positions, "positions do not follow the context"
+        assert (plan.num_new > 0).all(), "a row is planned without a token"
         assert len(set(plan.slots.tolist())) == plan.num_tokens, "two tokens share a slot"

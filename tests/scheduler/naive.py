@@ -24,6 +24,8 @@ class Row:
     computed: int = 0
     published: int = 0
     blocks: list[Block] = field(default_factory=list)
+    rank: int = -1  # of the first admission
+    seat: int = -1
 
     @property
     def remaining(self) -> int:
@@ -45,8 +47,10 @@ class NaiveScheduler:
         self.cached: list[Block] = []  # oldest release first
         self.index: dict[tuple[int, ...], Block] = {}
         self.waiting: list[Row] = []  # by arrival
-        self.running: list[Row] = []  # by admission
+        self.running: list[Row] = []  # by first admission
         self.arrivals: list[Row] = []
+        self.ranks = 0
+        self.free_seats = list(reversed(range(seats)))
         self.leaving: list[int] = []
         self.planned: list[tuple[Row, int]] = []
         self.admitted: list[tuple[int, int]] = []
@@ -69,6 +73,7 @@ class NaiveScheduler:
             prefills = self.grow_and_find_prefills()
             self.admit(prefills)
         decodes = [row for row in self.running if row not in prefills]
+        decodes.sort(key=lambda row: row.seat)
         shares = self.share(prefills, self.budget - len(decodes))
         self.planned = [(row, 1) for row in decodes]
         self.planned += [(row, shares[row]) for row in prefills if shares[row]]
@@ -123,7 +128,11 @@ class NaiveScheduler:
             row.blocks = hits + [self.take() for _ in range(fresh)]
             row.computed, row.published = len(hits) * self.size, len(hits)
             self.waiting.remove(row)
-            self.running.append(row)
+            row.seat = self.free_seats.pop()
+            if row.rank < 0:
+                row.rank = self.ranks
+                self.ranks += 1
+            self.running = sorted([*self.running, row], key=lambda each: each.rank)
             prefills.append(row)
             self.admitted.append((row.request, row.computed))
 
@@ -141,6 +150,7 @@ class NaiveScheduler:
                 victims = fewer
         for row in victims:
             self.running.remove(row)
+            self.free_seats.append(row.seat)
             self.release(row.blocks)
             row.blocks, row.computed, row.published = [], 0, 0
             self.waiting = sorted([*self.waiting, row], key=self.arrivals.index)
@@ -173,9 +183,11 @@ class NaiveScheduler:
 
     def remove(self, row: Row) -> None:
         self.release(row.blocks)
-        for rows in (self.running, self.waiting):
-            if row in rows:
-                rows.remove(row)
+        if row in self.running:
+            self.free_seats.append(row.seat)
+            self.running.remove(row)
+        else:
+            self.waiting.remove(row)
 
     def available(self) -> int:
         return self.free + len(self.cached)

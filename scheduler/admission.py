@@ -1,0 +1,254 @@
+"""Admission: who of the waiting rows gets a seat, in which order, and with which blocks."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from cadenza.policies.views import StepView
+from cadenza.scheduler.budget import Budget
+from cadenza.scheduler.columns import BoolColumn
+from cadenza.scheduler.decisions import Admitted, HostCopyDropped, Resumed, Starving
+from cadenza.scheduler.planning import PlanBuilder
+from cadenza.scheduler.preemption import Lack, Preemption
+from cadenza.scheduler.prefix_index import Node
+from cadenza.scheduler.request import HostCopy
+from cadenza.scheduler.states import State
+from cadenza.scheduler.stores import Stores
+from cadenza.scheduler.table import Rows
+from cadenza.scheduler.victims import Shortage
+from cadenza.scheduler.waiting import NORMAL_PER_STARVING, interleave, later_admissions, lowest
+
+PINNED_TOKENS = 16  # that a row admitted as starving generates before it is a victim like others
+
+
+class Entry(NamedTuple):
+    """How a waiting row comes by the keys and values that it need not compute."""
+
+    found: dict[int, int]  # index in its block table -> published block
+    copied: list[tuple[int, int]]  # (index, host block)
+    computed: int  # tokens
+    node: Node | None = None  # the last of the found prefix; None: from the host, or no caching
+    from_host: bool = False
+
+
+class Admission:
+    """Seats waiting rows. One instance a scheduler."""
+
+    def __init__(self, stores: Stores, preemption: Preemption) -> None:
+        self._stores = stores
+        self._preemption = preemption
+        self._normal_since_starving = NORMAL_PER_STARVING
+
+    def run(self, plan: PlanBuilder, budget: Budget) -> None:
+        """Admit while seats, tokens and blocks last, beside the rows placed already."""
+        waiting = self._with_credit(self._stores.table.waiting())
+        most = self._obtainable_seats()
+        if not (len(waiting) and most):
+            return
+        stores, table = self._stores, self._stores.table
+        view = stores.view(plan.now_s)
+        candidates, starving = self._order(waiting, most, view, plan)
+        running = table.running()
+        keep = stores.decisions.reserve_blocks(table.view(running), table.view(candidates), view)
+        fresh: list[int] = []
+        promised = budget.promised
+        for rank, row in enumerate(candidates.tolist()):
+            if plan.is_full:
+                break
+            entry = self._entry(row, plan)
+            remaining = int(table.num_tokens[row]) - entry.computed
+            has_tokens = plan.has_room_for(remaining)
+            lacks = self._lack(plan, row, entry, int(keep[rank + 1]), promised)
+            if not lacks.whole.is_none:
+                found = list(entry.found.values())
+                if not has_tokens or not self._preemption.make_room(
+                    plan, budget, row, lacks, found
+                ):
+                    break
+            if not has_tokens:
+                continue
+            if table.state[row] == State.WAITING.value:
+                fresh.append(int(table.arrival[row]))
+            promised += self._seat(plan, row, entry, promised)
+            self._tell(plan, row, entry, rank, bool(starving[rank]))
+        self._count_overtakes(waiting, fresh)
+
+    def _with_credit(self, rows: Rows) -> Rows:
+        credits = self._stores.credits
+        if not credits.num_limited:
+            return rows
+        return rows[credits.left[self._stores.table.credit[rows]] > 0]
+
+    def _obtainable_seats(self) -> int:
+        """Seats that are free, or may become so for a candidate."""
+        table = self._stores.table
+        parked = table.seated()[table.parked[table.seated()]] if table.num_parked else ()
+        displaced = 1 if self._stores.decisions.may_displace else 0
+        return table.free_seats + len(parked) + displaced
+
+    def _order(
+        self, waiting: Rows, most: int, view: StepView, plan: PlanBuilder
+    ) -> tuple[Rows, BoolColumn]:
+        """Who may enter, `most` at most, in order; and who of them is starving.
+
+        A policy may keep requests out with +inf, but not all of them while nothing runs.
+        """
+        table, decisions = self._stores.table, self._stores.decisions
+        columns = table.view(waiting)
+        starving = decisions.guard_starvation(columns, view)
+        scores = decisions.order_admissions(columns, view)
+        arrivals = table.arrival[waiting]
+        kept_out = ~np.isfinite(scores) & ~starving
+        if plan.is_empty and kept_out.all():
+            kept_out[:] = False
+            scores = arrivals.astype(np.float64)
+        normal = np.flatnonzero(~starving & ~kept_out)
+        normal = normal[lowest(scores[normal], arrivals[normal], most)]
+        needy = np.flatnonzero(starving)
+        self._tell_starving(waiting[needy], plan)
+        needy = needy[lowest(arrivals[needy].astype(np.float64), arrivals[needy], most)]
+        lead = max(0, NORMAL_PER_STARVING - self._normal_since_starving)
+        order = interleave(needy, normal, lead)[:most]
+        return waiting[order], starving[order]
+
+    def _entry(self, row: int, plan: PlanBuilder) -> Entry:
+        """What the row finds now. A host copy that has become useless is dropped."""
+        stores, table = self._stores, self._stores.table
+        host = table.cold(row).host
+        if host is not None:
+            entry = self._from_host(row, host)
+            if entry is not None:
+                return entry
+            self._drop_host_copy(row, host, plan)
+        if not stores.config.enable_prefix_caching:
+            return Entry({}, [], 0)
+        node = stores.prefixes.end(row)
+        blocks = stores.pool.index.blocks(node)
+        return Entry(dict(enumerate(blocks)), [], len(blocks) * table.block_size, node)
+
+    def _from_host(self, row: int, host: HostCopy) -> Entry | None:
+        """Blocks that are still published need no copy; None: a shared one is gone."""
+        found = self._still_published(row, host.computed // self._stores.config.block_size)
+        if any(index not in found for index in host.shared):
+            return None
+        copied = [(index, block) for index, block in host.copied if index not in found]
+        return Entry(found, copied, host.computed, from_host=True)
+
+    def _still_published(self, row: int, num: int) -> dict[int, int]:
+        """The blocks that hold the row's first `num` full blocks now, as far as there are any."""
+        index, size = self._stores.pool.index, self._stores.config.block_size
+        cold, found = self._stores.table.cold(row), {}
+        node: Node | None = index.root(cold.salt)
+        for depth, key in enumerate(cold.keys[:num]):
+            assert node is not None
+            node = index.child(node, key, cold.block_bytes(depth, size))
+            if node is None:
+                break
+            if node.block is not None:
+                found[depth] = node.block
+        return found
+
+    def _drop_host_copy(self, row: int, host: HostCopy, plan: PlanBuilder) -> None:
+        stores, table = self._stores, self._stores.table
+        cold = table.cold(row)
+        stores.host.release(block for _, block in host.copied)
+        cold.host, cold.lost_tokens = None, host.computed
+        table.move(row, State.PREEMPTED)
+        stores.follow(row)
+        for choice in cold.choices:
+            stores.log.append(HostCopyDropped(plan.step_id, plan.now_s, choice))
+
+    def _lack(self, plan: PlanBuilder, row: int, entry: Entry, keep: int, promised: int) -> Lack:
+        """What the row lacks to hold all its known tokens, with `keep` and the watermark left.
+
+        Both are waived while nothing runs, or a large request would wait for ever.
+        """
+        stores, table = self._stores, self._stores.table
+        found = list(entry.found.values())
+        missing = table.blocks_for(row) - len(found)
+        left = stores.pool.num_available - stores.pool.num_unheld(found) - missing
+        seats = int(table.choices[row]) - table.free_seats
+        if plan.is_empty:
+            return Lack(Shortage(-left, seats), Shortage(-left, seats))
+        spared = stores.watermark + promised + self._promise(row)
+        return Lack(Shortage(spared + keep - left, seats), Shortage(spared - left, seats))
+
+    def _promise(self, row: int) -> int:
+        """Blocks beyond those of the prompt, so that each of several choices has its own tail."""
+        table = self._stores.table
+        if table.choices[row] == 1:
+            return 0
+        full = int(table.prompt_tokens[row]) // table.block_size
+        return full + int(table.choices[row]) - table.blocks_for(row)
+
+    def _seat(self, plan: PlanBuilder, row: int, entry: Entry, promised: int) -> int:
+        """Give the row its blocks and seats; returns the blocks it is promised beside them."""
+        stores, table = self._stores, self._stores.table
+        cold = table.cold(row)
+        stores.pool.pin(list(entry.found.values()))
+        blocks = np.full(table.blocks_for(row), -1, dtype=np.int32)
+        blocks[list(entry.found)] = list(entry.found.values())
+        blocks[blocks < 0] = stores.pool.allocate(int((blocks < 0).sum()))
+        plan.copies.swap_in += [(host, int(blocks[index])) for index, host in entry.copied]
+        if cold.host is not None:
+            stores.host.release(block for _, block in cold.host.copied)
+            cold.host = None
+        self._count(row, entry)
+        stores.prefixes.remove(row)
+        table.seat_row(row, blocks, entry.computed)
+        if stores.config.enable_prefix_caching:
+            cold.published = entry.node or stores.pool.index.root(cold.salt)
+        matched = len(entry.found) if entry.node else 0
+        table.matched_blocks[row] = table.published_blocks[row] = matched
+        promise = min(self._promise(row), max(0, stores.pool.num_available - promised))
+        table.promised_blocks[row] = promise
+        remaining = int(table.num_tokens[row]) - entry.computed
+        plan.place_admitted(row, cold.choices, entry.computed, remaining)
+        return promise
+
+    def _count(self, row: int, entry: Entry) -> None:
+        """Keep the statistics of the prefix cache: first admissions, and what is computed again."""
+        table, totals = self._stores.table, self._stores.totals
+        cold = table.cold(row)
+        if table.state[row] == State.WAITING.value:
+            totals.prefix_queries += int(table.num_tokens[row])
+            totals.prefix_hits += entry.computed
+        totals.recomputed_tokens += max(0, cold.lost_tokens - entry.computed)
+        cold.lost_tokens = 0
+
+    def _tell(self, plan: PlanBuilder, row: int, entry: Entry, rank: int, starving: bool) -> None:
+        """Log the admission; a row that was starving is pinned for a while."""
+        stores, table = self._stores, self._stores.table
+        self._normal_since_starving = 0 if starving else self._normal_since_starving + 1
+        if starving:
+            table.pinned_until[row] = table.generated_tokens[row] + PINNED_TOKENS
+        cold = table.cold(row)
+        wait_s = plan.now_s - cold.left_s
+        for choice in cold.choices:
+            when = plan.step_id, plan.now_s, choice
+            if table.preemptions[row]:
+                resumed = Resumed(*when, rank, wait_s, entry.computed, entry.from_host)
+                stores.log.append(resumed)
+            else:
+                stores.log.append(Admitted(*when, rank, wait_s, entry.computed, starving))
+
+    def _tell_starving(self, rows: Rows, plan: PlanBuilder) -> None:
+        stores, table = self._stores, self._stores.table
+        for row in rows[~table.starving[rows]].tolist():
+            table.starving[row] = True
+            wait_s = plan.now_s - table.cold(row).left_s
+            for choice in table.cold(row).choices:
+                stores.log.append(
+                    Starving(plan.step_id, plan.now_s, choice, int(table.overtakes[row]), wait_s)
+                )
+
+    def _count_overtakes(self, waiting: Rows, fresh: list[int]) -> None:
+        """Later arrivals that were admitted for the first time ahead of those who still wait."""
+        if not fresh:
+            return
+        table = self._stores.table
+        behind = waiting[table.arrival[waiting] < max(fresh)]
+        behind = behind[table.waits[behind]]
+        table.overtakes[behind] += later_admissions(table.arrival[behind], fresh)

@@ -1,0 +1,105 @@
+"""Everything that the phases of a step read and change, in one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from cadenza.policies.decisions import Decisions
+from cadenza.policies.views import StepView
+from cadenza.scheduler.blocks import BlockPool
+from cadenza.scheduler.config import SchedulerConfig
+from cadenza.scheduler.costs import CostModel
+from cadenza.scheduler.credits import Credits
+from cadenza.scheduler.decisions import DecisionLog, Finished
+from cadenza.scheduler.host_pool import HostPool
+from cadenza.scheduler.states import FinishReason
+from cadenza.scheduler.table import RequestTable
+from cadenza.scheduler.waiting_prefixes import WaitingPrefixes
+
+
+@dataclass(slots=True)
+class Totals:
+    """What has happened since the scheduler was built."""
+
+    steps: int = 0
+    preemptions: int = 0
+    swaps: int = 0
+    computed_tokens: int = 0
+    recomputed_tokens: int = 0
+    generated_tokens: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+
+
+@dataclass(slots=True)
+class Stores:
+    """The scheduler's state. Built once; each phase of the step works on its part of it."""
+
+    config: SchedulerConfig
+    decisions: Decisions
+    costs: CostModel
+    table: RequestTable = field(init=False)
+    pool: BlockPool = field(init=False)
+    host: HostPool = field(init=False)
+    prefixes: WaitingPrefixes = field(init=False)
+    credits: Credits = field(default_factory=Credits)
+    log: DecisionLog = field(default_factory=DecisionLog)
+    totals: Totals = field(default_factory=Totals)
+
+    def __post_init__(self) -> None:
+        config = self.config
+        self.table = RequestTable(
+            num_seats=config.max_num_seqs,
+            max_model_len=config.max_model_len,
+            block_size=config.block_size,
+        )
+        self.pool = BlockPool(config.num_blocks)
+        self.host = HostPool(config.num_host_blocks)
+        self.prefixes = WaitingPrefixes(self.table, self.pool.index)
+
+    @property
+    def watermark(self) -> int:
+        """Blocks that admissions leave free."""
+        return int(np.ceil(self.config.watermark * self.config.num_blocks))
+
+    def view(self, now_s: float) -> StepView:
+        """The situation as policies see it."""
+        return StepView(
+            step_id=self.totals.steps,
+            now_s=now_s,
+            free_blocks=self.pool.num_available,
+            total_blocks=self.config.num_blocks,
+            block_size=self.config.block_size,
+            free_seats=self.table.free_seats,
+            token_budget=self.config.max_num_batched_tokens,
+            free_host_blocks=self.host.num_free,
+            preemptions=self.totals.preemptions,
+        )
+
+    def follow(self, row: int) -> None:
+        """Keep the cached prefix of a row that has begun to wait current."""
+        if self.config.enable_prefix_caching:
+            self.prefixes.add(row)
+
+    def remove(self, row: int, reason: FinishReason, now_s: float) -> None:
+        """Let a row go in whatever state it is, with all that it holds."""
+        cold = self.table.cold(row)
+        generated = int(self.table.generated_tokens[row])
+        for choice in cold.choices:
+            self.log.append(Finished(self.totals.steps, now_s, choice, reason, generated))
+        self.pool.release(self.table.blocks(row))
+        if cold.host is not None:
+            self.host.release(block for _, block in cold.host.copied)
+        self.prefixes.remove(row)
+        self.credits.release(int(self.table.credit[row]))
+        self.table.remove(row)
+
+    def drop_choice(self, row: int, request: int, reason: FinishReason, now_s: float) -> None:
+        """Let one of several choices go that still share a row."""
+        generated = int(self.table.generated_tokens[row])
+        self.log.append(Finished(self.totals.steps, now_s, request, reason, generated))
+        self.table.drop_choice(row, request)
+        if self.table.promised_blocks[row]:
+            self.table.promised_blocks[row] -= 1
