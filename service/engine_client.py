@@ -17,6 +17,7 @@ from cadenza.wire.messages import (
     Cancel,
     Counters,
     Credit,
+    Decision,
     EngineConfig,
     Failed,
     Finish,
@@ -79,6 +80,7 @@ class EngineClient(asyncio.Protocol):
         self._closing = False
         self._heard_s = time.monotonic()
         self._on_progress: list[Callable[[Progress], None]] = []
+        self._on_decisions: list[Callable[[Sequence[Decision]], None]] = []
 
     @classmethod
     async def connect(cls, end: socket.socket) -> EngineClient:
@@ -122,6 +124,13 @@ class EngineClient(asyncio.Protocol):
     def watch_progress(self, callback: Callable[[Progress], None]) -> None:
         """Call back on the loop for every start-up message."""
         self._on_progress.append(callback)
+
+    def watch_decisions(self, callback: Callable[[Sequence[Decision]], None]) -> None:
+        """Call back on the loop with the decisions of every step that made any, rows known or not.
+
+        A callback that raises is logged; the rows do not notice.
+        """
+        self._on_decisions.append(callback)
 
     async def ready(self) -> Ready:
         """Wait until the engine serves.
@@ -260,6 +269,15 @@ class EngineClient(asyncio.Protocol):
             if row is not None:
                 logprobs = news.logprobs.get(index)
                 self._tell(request, row, row.on_token, token, finished, logprobs)
+        if step.decisions:
+            self._show(step.decisions)
+
+    def _show(self, decisions: Sequence[Decision]) -> None:
+        for callback in self._on_decisions:
+            try:
+                callback(decisions)
+            except Exception:
+                logger.exception("decision_watcher_failed")
 
     def _tell(self, request: int, row: Row, news: Callable[[*Told], None], *told: *Told) -> None:
         try:

@@ -18,6 +18,7 @@ from cadenza.service.generation import Generation
 from cadenza.service.limits import Limits, Places, Queue
 from cadenza.service.metrics import Metrics, RequestTimer
 from cadenza.service.request import GenerationRequest
+from cadenza.service.timelines import Timeline, Timelines
 from cadenza.service.tokenizer import Tokenizer
 from cadenza.service.validation import CheckedRequest, Prompt, check, refuse_overlong
 from cadenza.wire.arrays import pack_ids
@@ -60,6 +61,8 @@ class Generator:
         self._queue = Queue(self.limits.max_queued)
         self._open: set[Generation] = set()  # launched, and their answers not yet delivered
         self._draining = False
+        self._timelines = Timelines()
+        engine.watch_decisions(self._timelines.add)
         self._encoders = ThreadPoolExecutor(_ENCODER_THREADS, thread_name_prefix="encode")
 
     @property
@@ -75,6 +78,15 @@ class Generator:
     def num_queued(self) -> int:
         """Choices accepted here that have had no seat yet."""
         return self._queue.num_taken
+
+    @property
+    def num_records_dropped(self) -> int:
+        """Decisions that `timeline` can tell no more."""
+        return self._timelines.num_dropped
+
+    def timeline(self, generation_id: str) -> Timeline | None:
+        """What was decided about a generation, running or ended; None if it is not known."""
+        return self._timelines.get(generation_id)
 
     def check_model(self, name: object) -> None:
         """Accept a served name, or none at all.
@@ -215,7 +227,9 @@ class Generator:
             places=job.places,
             on_closed=self._open.discard,
         )
-        generation.launch(self._submits(job, max_rows), self.tokenizer, job.checked.stops)
+        submits = self._submits(job, max_rows)
+        generation.launch(submits, self.tokenizer, job.checked.stops)
+        self._timelines.begin(generation.id, submits)
         self._open.add(generation)
         return generation
 

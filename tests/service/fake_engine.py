@@ -17,6 +17,7 @@ from cadenza.wire.codec import FrameReader, encode
 from cadenza.wire.messages import (
     Cancel,
     Counters,
+    Decision,
     Failed,
     Finish,
     Finished,
@@ -67,6 +68,7 @@ class FakeEngine(asyncio.Protocol):
         self.generated = 0
         self.preempted: list[int] = []  # to be reported by the next step
         self.cached_tokens = 3
+        self.decisions: list[Decision] = []  # to be told by the next step
         self._changed = asyncio.Event()
         self._reader: FrameReader[ToEngine] = FrameReader(ToEngine)  # type: ignore[arg-type]
         self._transport: asyncio.WriteTransport | None = None
@@ -135,6 +137,8 @@ class FakeEngine(asyncio.Protocol):
 
     def _step_once(self) -> None:
         admitted = self._admit()
+        for request in self.preempted:
+            self._decide("preempted", request, swapped=False)
         late = self._expire()
         rows = [*late, *self.running.values()]
         columns = [(-1, Finished.DEADLINE)] * len(late)
@@ -153,10 +157,18 @@ class FakeEngine(asyncio.Protocol):
                 admitted=_int64(admitted),
                 admitted_cached=pack_ids([self.cached_tokens] * len(admitted)),
                 preempted=_int64(self.preempted),
+                decisions=self._drain_decisions(),
                 counters=self.counters(),
             )
         )
         self.preempted = []
+
+    def _decide(self, kind: str, request: int, **facts: bool | int | float | str) -> None:
+        self.decisions.append(Decision(kind, request, 0, time.monotonic(), facts))
+
+    def _drain_decisions(self) -> tuple[Decision, ...]:
+        told, self.decisions = self.decisions, []
+        return tuple(told)
 
     def counters(self) -> Counters:
         return Counters(
@@ -173,6 +185,7 @@ class FakeEngine(asyncio.Protocol):
         admitted = list(self.waiting)[: max(0, self.seats - len(self.running))]
         for request in admitted:
             self.running[request] = self.waiting.pop(request)
+            self._decide("admitted", request, cached_tokens=self.cached_tokens)
         return admitted
 
     def _expire(self) -> list[FakeRow]:
@@ -182,6 +195,7 @@ class FakeEngine(asyncio.Protocol):
         for row in late:
             self.running.pop(row.submit.request, None)
             self.waiting.pop(row.submit.request, None)
+            self._decide("finished", row.submit.request, reason="deadline")
         return late
 
     def _advance(self, row: FakeRow) -> tuple[int, Finished]:
@@ -192,6 +206,7 @@ class FakeEngine(asyncio.Protocol):
         end = self._end(row, token)
         if end:
             del self.running[row.submit.request]
+            self._decide("finished", row.submit.request, reason=end.name.lower())
         return token, end
 
     def _end(self, row: FakeRow, token: int) -> Finished:
@@ -230,11 +245,15 @@ class FakeEngine(asyncio.Protocol):
                 case Submit():
                     for one in _rows(message):
                         self.waiting[one.request] = FakeRow(one, self.reply(one), one.deadline_s)
+                        self._decide("arrived", one.request, prompt_tokens=len(one.prompt) // 4)
                     self._plan_step()
                 case Cancel(request) | Finish(request, _):
                     self.running.pop(request, None)
                     self.waiting.pop(request, None)
-                    self.send(Step(step_id=0, counters=self.counters()))
+                    reason = "aborted" if isinstance(message, Cancel) else "stopped"
+                    self._decide("finished", request, reason=reason)
+                    decisions = self._drain_decisions()
+                    self.send(Step(step_id=0, decisions=decisions, counters=self.counters()))
                 case SetDeadline(request, deadline_s):
                     for rows in (self.running, self.waiting):
                         if request in rows:
