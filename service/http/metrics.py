@@ -41,6 +41,7 @@ class _Collector(Collector):
     def collect(self) -> Iterator[Metric]:
         yield from self._gauges()
         yield from self._totals()
+        yield self._preemptions()
         yield self._finished()
         metrics = self._generator.metrics
         yield self._histogram("time_to_first_token_seconds", metrics.time_to_first_token)
@@ -54,10 +55,25 @@ class _Collector(Collector):
         # A dead engine says nothing more, and holds nothing.
         alive = engine.failure is None
         held = counters.total_blocks - counters.free_blocks - counters.cached_blocks
-        usage = held / counters.total_blocks if counters.total_blocks else 0.0
-        yield self._gauge("num_requests_running", "Rows with a seat.", alive * counters.running)
-        yield self._gauge("num_requests_waiting", "Rows without one.", alive * counters.waiting)
-        yield self._gauge("kv_cache_usage_perc", "Share of KV blocks held, 0 to 1.", alive * usage)
+        held_by_host = counters.total_host_blocks - counters.free_host_blocks
+        gauges = {
+            "num_requests_running": ("Rows with a seat.", counters.running),
+            "num_requests_waiting": ("Rows without one.", counters.waiting),
+            "num_requests_parked": ("Rows whose reader takes no tokens now.", counters.parked),
+            "num_requests_swapped": ("Preempted rows with a copy on the host.", counters.swapped),
+            "kv_cache_usage_perc": (
+                "Share of KV blocks held, 0 to 1.",
+                _share(held, counters.total_blocks),
+            ),
+            "host_kv_cache_usage_perc": (
+                "Share of host blocks held, 0 to 1.",
+                _share(held_by_host, counters.total_host_blocks),
+            ),
+            "num_host_blocks_used": ("Host blocks that hold a copy.", held_by_host),
+            "num_host_blocks": ("Host blocks for preempted rows.", counters.total_host_blocks),
+        }
+        for name, (text, value) in gauges.items():
+            yield self._gauge(name, text, alive * value)
 
     def _totals(self) -> Iterator[Metric]:
         counters, metrics = self._generator.engine.counters, self._generator.metrics
@@ -65,16 +81,37 @@ class _Collector(Collector):
             "prompt_tokens": ("Prompt tokens of accepted requests.", metrics.prompt_tokens),
             "generation_tokens": ("Tokens generated.", metrics.generation_tokens),
             "num_preemptions": ("Times a row lost its seat.", counters.preemptions),
+            "recomputed_tokens": (
+                "Tokens computed again after a preemption.",
+                counters.recomputed_tokens,
+            ),
             "prefix_cache_queries": (
                 "Tokens looked up in the prefix cache.",
                 counters.prefix_queries,
             ),
             "prefix_cache_hits": ("Tokens found there.", counters.prefix_hits),
+            "decisions_lost": (
+                "Records of decisions that the engine had no room for.",
+                counters.decisions_lost,
+            ),
+            "timeline_records_dropped": (
+                "Records of decisions that timelines had no room for.",
+                self._generator.num_records_dropped,
+            ),
         }
         for name, (text, value) in totals.items():
             family = CounterMetricFamily(_PREFIX + name, text, labels=["model_name"])
             family.add_metric(self._label, value)
             yield family
+
+    def _preemptions(self) -> Metric:
+        """What `num_preemptions` counts, by what became of the row's blocks."""
+        counters = self._generator.engine.counters
+        name, text = _PREFIX + "num_preemptions_by_kind", "Times a row lost its seat, by kind."
+        family = CounterMetricFamily(name, text, labels=["model_name", "kind"])
+        family.add_metric([*self._label, "swap"], counters.swaps)
+        family.add_metric([*self._label, "recompute"], counters.preemptions - counters.swaps)
+        return family
 
     def _finished(self) -> Metric:
         labels = ["model_name", "finished_reason"]
@@ -92,3 +129,7 @@ class _Collector(Collector):
         family = HistogramMetricFamily(_PREFIX + name, name, labels=["model_name"])
         family.add_metric(self._label, histogram.cumulative(), histogram.sum)
         return family
+
+
+def _share(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0

@@ -68,6 +68,7 @@ class FakeEngine(asyncio.Protocol):
         self.generated = 0
         self.preempted: list[int] = []  # to be reported by the next step
         self.cached_tokens = 3
+        self.told_counters: dict[str, int] = {}  # in place of its own
         self.decisions: list[Decision] = []  # to be told by the next step
         self._changed = asyncio.Event()
         self._reader: FrameReader[ToEngine] = FrameReader(ToEngine)  # type: ignore[arg-type]
@@ -171,7 +172,7 @@ class FakeEngine(asyncio.Protocol):
         return tuple(told)
 
     def counters(self) -> Counters:
-        return Counters(
+        known = Counters(
             running=len(self.running),
             waiting=len(self.waiting),
             free_blocks=64 - len(self.running),
@@ -180,6 +181,7 @@ class FakeEngine(asyncio.Protocol):
             prefix_queries=10,
             prefix_hits=4,
         )
+        return replace(known, **self.told_counters)
 
     def _admit(self) -> list[int]:
         admitted = list(self.waiting)[: max(0, self.seats - len(self.running))]

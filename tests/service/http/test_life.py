@@ -20,12 +20,15 @@ CHAT_TOO = {"messages": [{"role": "user", "content": "x"}]}
 LONG = {"prompt": "x", "max_tokens": 200, "ignore_eos": True}
 
 
+def label_of(sample) -> str:
+    """The one label, besides the model, that any of our samples has."""
+    return "".join(sample.labels.get(name, "") for name in ("finished_reason", "kind", "le"))
+
+
 async def metrics_of(served) -> dict[tuple[str, str], float]:
     text = (await served.http.get("/metrics")).text
     return {
-        (sample.name, sample.labels.get("finished_reason") or sample.labels.get("le", "")): (
-            sample.value
-        )
+        (sample.name, label_of(sample)): sample.value
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
@@ -305,6 +308,50 @@ def test_metrics_count_each_request_once_and_return_to_zero(run, serve):
             assert metrics["cadenza:request_success_total", "stop"] == 1
             assert metrics["cadenza:request_success_total", "abort"] == 1
             assert metrics["cadenza:generation_tokens_total", ""] == 3 * 4 + 13 + 1
+
+    run(main())
+
+
+def test_metrics_tell_what_preemptions_cost(run, serve):
+    async def main():
+        async with serve() as served:
+            served.front.engine.told_counters = {
+                "parked": 2,
+                "swapped": 3,
+                "free_host_blocks": 24,
+                "total_host_blocks": 32,
+                "preemptions": 9,
+                "swaps": 5,
+                "recomputed_tokens": 70,
+                "decisions_lost": 4,
+            }
+            await served.http.post(COMPLETIONS, json={"prompt": "x", "max_tokens": 1})
+            before = await metrics_of(served)
+            served.front.engine.die()
+            await served.front.client.lost()
+            after = await metrics_of(served)
+
+            gauges = {
+                "num_requests_parked": 2,
+                "num_requests_swapped": 3,
+                "num_host_blocks": 32,
+                "num_host_blocks_used": 8,
+                "host_kv_cache_usage_perc": 0.25,
+            }
+            totals = {
+                ("num_preemptions_total", ""): 9,
+                ("num_preemptions_by_kind_total", "swap"): 5,
+                ("num_preemptions_by_kind_total", "recompute"): 4,
+                ("recomputed_tokens_total", ""): 70,
+                ("decisions_lost_total", ""): 4,
+                ("timeline_records_dropped_total", ""): 0,
+            }
+            for name, value in gauges.items():
+                assert before[f"cadenza:{name}", ""] == value
+                assert after[f"cadenza:{name}", ""] == 0
+            for (name, kind), value in totals.items():
+                assert before[f"cadenza:{name}", kind] == value
+                assert after[f"cadenza:{name}", kind] == value
 
     run(main())
 
