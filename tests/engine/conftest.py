@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,9 +13,10 @@ import transformers
 
 from cadenza.checkpoints import locate
 from cadenza.engine.runner import ModelRunner, RunnerFacts, build_runner
-from cadenza.scheduler.plan import Seated, StepPlan
+from cadenza.scheduler.plan import Copies, Seated, StepPlan
 from cadenza.wire.messages import EngineConfig, Sampling
 
+Pairs = Iterable[tuple[int, int]]
 GREEDY = Sampling(temperature=0.0)
 
 
@@ -76,15 +77,35 @@ class Row:
     sequence: list[int]
     num_new: int
     blocks: list[int]
-    samples: bool = True
-    request: int = 0
+    samples: int = 1  # choices that draw from this row
+    request: int = 0  # of the first choice
+    prompt_tokens: int | None = None  # None: all of the sequence
+
+    @property
+    def seated(self) -> list[tuple[int, np.ndarray, int]]:
+        tokens = np.array(self.sequence, dtype=np.int32)
+        prompt_tokens = len(tokens) if self.prompt_tokens is None else self.prompt_tokens
+        requests = range(self.request, self.request + max(self.samples, 1))
+        return [(request, tokens, prompt_tokens) for request in requests]
 
 
-def make_plan(*rows: Row, block_size: int = 16, seated: bool = True) -> StepPlan:
-    """Lay rows out as the scheduler does; row i has seat i."""
+def make_copies(swap_out: Pairs = (), on_write: Pairs = (), swap_in: Pairs = ()) -> Copies:
+    return Copies(
+        *(
+            np.array(list(pairs), dtype=np.int32).reshape(-1, 2)
+            for pairs in (swap_out, on_write, swap_in)
+        )
+    )
+
+
+def make_plan(
+    *rows: Row, block_size: int = 16, seated: bool = True, copies: Copies | None = None
+) -> StepPlan:
+    """Lay rows out as the scheduler does; their choices take seats 0, 1, 2, ... in order."""
     num_new = np.array([row.num_new for row in rows], dtype=np.int32)
     num_context = np.array([len(row.sequence) - row.num_new for row in rows], dtype=np.int32)
-    tables = np.zeros((len(rows), max(len(row.blocks) for row in rows)), dtype=np.int32)
+    widest = max((len(row.blocks) for row in rows), default=0)
+    tables = np.zeros((len(rows), widest), dtype=np.int32)
     tokens, positions, slots = [], [], []
     for index, row in enumerate(rows):
         tables[index, : len(row.blocks)] = row.blocks
@@ -92,21 +113,26 @@ def make_plan(*rows: Row, block_size: int = 16, seated: bool = True) -> StepPlan
             tokens.append(row.sequence[position])
             positions.append(position)
             slots.append(row.blocks[position // block_size] * block_size + position % block_size)
-    seats = np.arange(len(rows), dtype=np.int32)
+    seats = np.cumsum([0, *(len(row.seated) for row in rows)])[:-1]
+    taken = [entry for row in rows for entry in row.seated]
+    samples = np.repeat(np.arange(len(rows)), [row.samples for row in rows])
+    nth = [choice for row in rows for choice in range(row.samples)]
     return StepPlan(
         step_id=1,
         requests=np.array([row.request for row in rows], dtype=np.int64),
-        seats=seats,
+        seats=seats.astype(np.int32),
         num_context=num_context,
         num_new=num_new,
-        samples=np.array([row.samples for row in rows]),
         tokens=np.array(tokens, dtype=np.int32),
         positions=np.array(positions, dtype=np.int32),
         slots=np.array(slots, dtype=np.int64),
         block_tables=tables,
-        seated=tuple(Seated(int(seat), row.request) for seat, row in zip(seats, rows, strict=True))
-        if seated
-        else (),
+        samples=samples.astype(np.int32),
+        sample_requests=np.array([rows[row].request for row in samples], dtype=np.int64)
+        + np.array(nth, dtype=np.int64),
+        sample_seats=(seats[samples] + np.array(nth, dtype=np.int64)).astype(np.int32),
+        seated=tuple(Seated(seat, *entry) for seat, entry in enumerate(taken)) if seated else (),
+        copies=copies or make_copies(),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -12,13 +12,19 @@ import transformers
 
 from cadenza.engine.sampler import Sampled, Sampler
 from cadenza.kernels.philox import gumbel_noise
+from cadenza.scheduler.plan import Seated
 from cadenza.wire.messages import Sampling
 
+CPU = torch.device("cpu")
 VOCAB = 8
 # probabilities 0.5, 0.25, 0.125, ...; the last two are equal
 LOGITS = torch.log(torch.tensor([1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64, 1 / 128, 1 / 128]))
 INF = float("inf")
 NAN = float("nan")
+
+
+def seated(seat: int, tokens: Sequence[int] = (0,), prompt_tokens: int = 1) -> Seated:
+    return Seated(seat, 0, np.array(tokens, dtype=np.int32), prompt_tokens)
 
 
 def sample(
@@ -28,9 +34,9 @@ def sample(
     choices: list[int] | None = None,
 ) -> Sampled:
     """Sample rows [rows, vocab] with row i in seat i."""
-    sampler = Sampler(len(settings))
+    sampler = Sampler(len(settings), logits.shape[1], CPU)
     for seat, sampling in enumerate(settings):
-        sampler.seat(seat, sampling, choices[seat] if choices else 0)
+        sampler.seat(seated(seat), sampling, choices[seat] if choices else 0)
     return sampler.sample(
         logits,
         np.arange(len(settings), dtype=np.int32),
@@ -207,6 +213,8 @@ MIXED = [
     Sampling(temperature=1.5, seed=5, top_k=500, top_p=0.95, min_p=0.01),
     Sampling(temperature=3.0, seed=6, top_p=0.999),
     Sampling(temperature=0.0, logprobs=5),
+    Sampling(temperature=0.0, repetition_penalty=3.0, logprobs=1),
+    Sampling(temperature=0.9, seed=7, top_p=0.9, presence_penalty=1.0, frequency_penalty=-0.5),
 ]
 
 
@@ -284,11 +292,11 @@ def test_the_logits_are_left_as_they_were() -> None:
 
 
 def test_a_new_request_in_a_seat_brings_its_own_settings() -> None:
-    sampler = Sampler(1)
+    sampler = Sampler(1, VOCAB, CPU)
     seat, position = np.zeros(1, dtype=np.int32), np.zeros(1, dtype=np.int32)
-    sampler.seat(0, Sampling(temperature=0.0, logprobs=1), 0)
+    sampler.seat(seated(0), Sampling(temperature=0.0, logprobs=1), 0)
     assert sampler.sample(LOGITS[None], seat, position).logprobs
 
-    sampler.seat(0, Sampling(temperature=0.0), 0)
+    sampler.seat(seated(0), Sampling(temperature=0.0), 0)
 
     assert not sampler.sample(LOGITS[None], seat, position).logprobs
