@@ -58,16 +58,14 @@ class Admission:
             if plan.is_full:
                 break
             entry = self._entry(row, plan)
-            remaining = int(table.num_tokens[row]) - entry.computed
-            has_tokens = plan.has_room_for(remaining)
-            lacks = self._lack(plan, row, entry, int(keep[rank + 1]), promised)
-            if not lacks.whole.is_none:
-                found = list(entry.found.values())
-                if not has_tokens or not self._preemption.make_room(
-                    plan, budget, row, lacks, found
+            lack = self._lack(plan, row, entry, int(keep[rank + 1]), promised)
+            may_compute = self._may_compute(plan, row, entry)
+            if not lack.whole.is_none:
+                if not may_compute or not self._preemption.make_room(
+                    plan, budget, row, lack, list(entry.found.values())
                 ):
                     break
-            if not has_tokens:
+            elif not may_compute:
                 continue
             if table.state[row] == State.WAITING.value:
                 fresh.append(int(table.arrival[row]))
@@ -75,11 +73,19 @@ class Admission:
             self._tell(plan, row, entry, rank, bool(starving[rank]))
         self._count_overtakes(waiting, fresh)
 
+    def _may_compute(self, plan: PlanBuilder, row: int, entry: Entry) -> bool:
+        """Whether the step has tokens for the row, and its reader takes what it may draw."""
+        table, credits = self._stores.table, self._stores.credits
+        remaining = int(table.num_tokens[row]) - entry.computed
+        return plan.has_room_for(remaining) and credits.has_spare(
+            int(table.credit[row]), int(table.choices[row])
+        )
+
     def _with_credit(self, rows: Rows) -> Rows:
-        credits = self._stores.credits
+        credits, table = self._stores.credits, self._stores.table
         if not credits.num_limited:
             return rows
-        return rows[credits.left[self._stores.table.credit[rows]] > 0]
+        return rows[credits.cover(table.credit[rows], table.choices[rows])]
 
     def _obtainable_seats(self) -> int:
         """Seats that are free, or may become so for a candidate."""
@@ -196,6 +202,7 @@ class Admission:
             stores.host.release(block for _, block in cold.host.copied)
             cold.host = None
         self._count(row, entry)
+        stores.credits.reserve(table.credit[[row]], table.choices[[row]])
         stores.prefixes.remove(row)
         table.seat_row(row, blocks, entry.computed)
         if stores.config.enable_prefix_caching:

@@ -82,14 +82,12 @@ def place_running(stores: Stores, plan: PlanBuilder, rows: Rows, growth: IntColu
 def _with_credit(stores: Stores, rows: Rows) -> Rows:
     """The rows, less those whose turn would take more tokens than their reader takes.
 
-    A row that is not parked has a reader with credit, but perhaps not for all of its choices.
+    A row that is not parked has a reader with credit, but perhaps not for all rows of the stream.
     """
+    stores.credits.begin()
     if not stores.credits.num_limited:
         return rows
     table = stores.table
     rows = rows[np.argsort(table.admission[rows])]
-    decoding = table.num_tokens[rows] - table.computed_tokens[rows] == 1
-    fits = ~decoding
-    fits[decoding] = stores.credits.within(table.credit[rows[decoding]])
-    chosen: Rows = rows[fits]
+    chosen: Rows = rows[stores.credits.reserve(table.credit[rows], table.choices[rows])]
     return chosen

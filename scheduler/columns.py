@@ -26,7 +26,7 @@ class Columns:
     waits: BoolColumn  # wants a seat: WAITING, PREEMPTED or SWAPPED
     parked: BoolColumn
     request: IntColumn  # the first of its choices
-    choices: IntColumn  # that the row stands for; each takes a seat
+    choices: IntColumn  # that the row stands for, each with a seat; 0: the row is free
     arrival: IntColumn  # rank; choice i of a request has its rank + i
     arrival_s: FloatColumn
     priority: IntColumn

@@ -11,10 +11,15 @@ Slots = npt.NDArray[np.int64]
 
 
 class Credits:
-    """Tokens left by slot. All rows of one request share a slot, as one stream carries them."""
+    """Tokens left by slot. All rows of one request share a slot, as one stream carries them.
+
+    A row of several choices draws a token for each at once, so it runs only with credit for all.
+    """
 
     def __init__(self) -> None:
-        self.left = np.full(16, np.iinfo(np.int64).max, dtype=np.int64)
+        self.left = np.zeros(16, dtype=np.int64)
+        self.left[UNLIMITED] = np.iinfo(np.int64).max
+        self._reserved = np.zeros(16, dtype=np.int64)  # for tokens of the step being planned
         self._holders = np.zeros(16, dtype=np.int64)
         self._free = list(range(15, UNLIMITED, -1))
         self.num_limited = 0  # slots in use
@@ -55,19 +60,34 @@ class Credits:
         if self.num_limited:
             np.subtract.at(self.left, slots[slots != UNLIMITED], 1)
 
-    def within(self, slots: Slots) -> npt.NDArray[np.bool_]:
-        """Which of these rows may each get a token, the earlier ones of a slot first."""
-        if not self.num_limited:
-            return np.ones(len(slots), dtype=bool)
-        order = np.argsort(slots, kind="stable")
-        ordered = slots[order]
-        first = np.searchsorted(ordered, ordered, side="left")
-        within = np.empty(len(slots), dtype=bool)
-        within[order] = np.arange(len(slots)) - first < self.left[ordered]
-        return within
+    def cover(self, slots: Slots, choices: Slots) -> npt.NDArray[np.bool_]:
+        """Which of these rows could run now, each by itself."""
+        covered: npt.NDArray[np.bool_] = self.left[slots] >= choices
+        return covered
+
+    def begin(self) -> None:
+        """Nothing is reserved yet in this step."""
+        self._reserved[:] = 0
+
+    def reserve(self, slots: Slots, choices: Slots) -> npt.NDArray[np.bool_]:
+        """Set credit aside for these rows, the first ones first; returns for which there is some.
+
+        Whoever is planned may draw a token, be it a decode or the end of a prefill.
+        """
+        granted = np.ones(len(slots), dtype=bool)
+        for index in np.flatnonzero(slots != UNLIMITED).tolist():
+            slot, num = slots[index], choices[index]
+            granted[index] = self._reserved[slot] + num <= self.left[slot]
+            self._reserved[slot] += num * granted[index]
+        return granted
+
+    def has_spare(self, slot: int, num: int) -> bool:
+        """Whether `num` tokens could be reserved."""
+        return bool(self._reserved[slot] + num <= self.left[slot])
 
     def _grow(self) -> None:
         size = len(self.left)
         self.left = np.concatenate((self.left, np.zeros(size, dtype=np.int64)))
+        self._reserved = np.concatenate((self._reserved, np.zeros(size, dtype=np.int64)))
         self._holders = np.concatenate((self._holders, np.zeros(size, dtype=np.int64)))
         self._free.extend(range(2 * size - 1, size - 1, -1))

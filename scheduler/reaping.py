@@ -117,7 +117,7 @@ class Reaper:
         if not stores.credits.num_limited:
             return
         seated = table.seated()
-        has_credit = stores.credits.left[table.credit[seated]] > 0
+        has_credit = stores.credits.cover(table.credit[seated], table.choices[seated])
         for row in seated[has_credit == table.parked[seated]].tolist():
             parks = not table.parked[row]
             table.move(row, State.PARKED if parks else State.RUNNING)

@@ -62,7 +62,7 @@ class Scheduler:
         table, credits = self._stores.table, self._stores.credits
         if not credits.num_limited:
             return bool(len(table))
-        return any(credits.left[table.credit[row]] > 0 for row in table)
+        return bool(credits.cover(table.credit, table.choices)[table.choices > 0].any())
 
     @property
     def next_deadline_s(self) -> float:
@@ -232,7 +232,7 @@ class Scheduler:
         """The watchdog: nothing moved for too long, so the first in line fails and is told."""
         stores, table = self._stores, self._stores.table
         row = min(
-            (row for row in table if stores.credits.left[table.credit[row]] > 0),
+            (row for row in table if stores.credits.left[table.credit[row]] >= table.choices[row]),
             key=lambda row: int(table.arrival[row]),
         )
         columns = {name: column[row].item() for name, column in table.by_name.items()}

@@ -209,6 +209,7 @@ class RequestTable(Columns):
         self._give_up_seats(row)
         for request in self._cold.pop(row).choices:
             del self._row_of[request]
+        self.choices[row] = 0
         self._free_rows.append(row)
 
     def append_tokens(self, rows: Rows, tokens: npt.NDArray[np.int32]) -> None:

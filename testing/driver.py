@@ -10,6 +10,7 @@ import numpy as np
 from cadenza.policies.decisions import Decisions
 from cadenza.policies.profile import Profile
 from cadenza.scheduler.config import SchedulerConfig
+from cadenza.scheduler.costs import CostModel
 from cadenza.scheduler.decisions import Decision
 from cadenza.scheduler.plan import Runner, StepOutcome, StepPlan
 from cadenza.scheduler.report import StepReport
@@ -28,7 +29,11 @@ class Driver:
     """
 
     def __init__(
-        self, profile: Profile | None = None, runner: Runner | None = None, **limits: Any
+        self,
+        profile: Profile | None = None,
+        runner: Runner | None = None,
+        costs: CostModel | None = None,
+        **limits: Any,
     ) -> None:
         small: dict[str, Any] = {
             "num_blocks": 32,
@@ -41,7 +46,7 @@ class Driver:
         }
         config = SchedulerConfig(**{**small, **limits})
         self.decisions = Decisions(profile or Profile())
-        self.scheduler = Scheduler(config, self.decisions)
+        self.scheduler = Scheduler(config, self.decisions, costs)
         self.runner = runner or FakeRunner(
             config.num_blocks, config.block_size, config.num_host_blocks
         )
