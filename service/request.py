@@ -26,6 +26,9 @@ class GenerationRequest:
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
     seed: int | None = None
     n: int | None = None
     stop: Sequence[str] | None = None

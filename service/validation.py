@@ -19,6 +19,9 @@ _INT64 = 2**63 - 1
 _MAX_TEMPERATURE = 100.0
 # Below this the softmax is one-hot in float32, or overflows: it is greedy by another name
 _GREEDY_BELOW = 1e-5
+# vLLM takes whatever is above 0, but logits must stay finite when they are divided by it
+_MIN_REPETITION_PENALTY = 0.01
+_MAX_REPETITION_PENALTY = 100.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +138,15 @@ def _sampling(request: GenerationRequest, limits: Limits) -> Sampling:
         top_k=_top_k(request.top_k),
         top_p=_number(request.top_p, "top_p", 0.0, 1.0, 1.0, above=True),
         min_p=_number(request.min_p, "min_p", 0.0, 1.0, 0.0),
+        presence_penalty=_number(request.presence_penalty, "presence_penalty", -2.0, 2.0, 0.0),
+        frequency_penalty=_number(request.frequency_penalty, "frequency_penalty", -2.0, 2.0, 0.0),
+        repetition_penalty=_number(
+            request.repetition_penalty,
+            "repetition_penalty",
+            _MIN_REPETITION_PENALTY,
+            _MAX_REPETITION_PENALTY,
+            1.0,
+        ),
         seed=_seed(request.seed),
         logprobs=_optional_integer(request.logprobs, "logprobs", 0, limits.max_logprobs),
     )

@@ -16,9 +16,6 @@ _OFF: Collection[Any] = (False,)
 
 # field -> values that change nothing; null never does
 _NEUTRAL: dict[str, Collection[Any]] = {
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "repetition_penalty": (1,),
     "length_penalty": (1,),
     "logit_bias": _EMPTY,
     "allowed_token_ids": (),

@@ -56,6 +56,9 @@ def test_every_field_reaches_the_request():
         top_p=0.9,
         top_k=40,
         min_p=0.05,
+        presence_penalty=-0.5,
+        frequency_penalty=0.25,
+        repetition_penalty=1.1,
         seed=-(2**63),
         stop=["a", "b"],
         stop_token_ids=[3, 4],
@@ -78,6 +81,9 @@ def test_every_field_reaches_the_request():
         top_p=0.9,
         top_k=40,
         min_p=0.05,
+        presence_penalty=-0.5,
+        frequency_penalty=0.25,
+        repetition_penalty=1.1,
         seed=-(2**63),
         stop=["a", "b"],
         stop_token_ids=[3, 4],
@@ -88,7 +94,20 @@ def test_every_field_reaches_the_request():
     )
 
 
-@pytest.mark.parametrize("field", ["temperature", "top_p", "top_k", "min_p", "seed", "max_tokens"])
+@pytest.mark.parametrize(
+    "field",
+    [
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "presence_penalty",
+        "frequency_penalty",
+        "repetition_penalty",
+        "seed",
+        "max_tokens",
+    ],
+)
 def test_zero_is_a_value_and_not_an_absence(field):
     assert getattr(codec.to_request(pb.GenerationInput(**{field: 0})), field) == 0
 
@@ -162,6 +181,32 @@ def test_too_many_elements_are_refused_by_their_number(field, message):
         check(codec.to_request(message), Limits(), READY)
 
     assert caught.value.field == field
+
+
+PENALTIES = {
+    "presence_penalty": [2.1, -2.1, math.nan, math.inf, -math.inf],
+    "frequency_penalty": [2.1, -2.1, math.nan, math.inf, -math.inf],
+    "repetition_penalty": [0.0, -1.0, 101.0, 1e-320, math.nan, math.inf],
+}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [(field, value) for field in PENALTIES for value in PENALTIES[field]]
+)
+def test_a_penalty_out_of_its_range_is_refused_by_its_name(field, value):
+    message = pb.GenerationInput(text="hi", **{field: value})
+    with pytest.raises(InvalidRequest) as caught:
+        check(codec.to_request(message), Limits(), READY)
+
+    assert caught.value.field == field
+    assert field in caught.value.message
+
+
+def test_penalties_that_are_not_set_are_off():
+    sampling = check(codec.to_request(pb.GenerationInput(text="hi")), Limits(), READY).sampling
+
+    assert sampling.presence_penalty == sampling.frequency_penalty == 0.0
+    assert sampling.repetition_penalty == 1.0
 
 
 def test_repeated_fields_have_a_number_that_limits_can_be_held_against():
