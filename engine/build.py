@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
+
 from cadenza.engine.channel import Channel
 from cadenza.engine.loop import EngineLoop
 from cadenza.engine.runner import RunnerFacts, build_runner
@@ -24,19 +27,21 @@ def build_engine(channel: Channel, config: EngineConfig) -> EngineLoop:
     profile = Profile(config.profile)
     submits: dict[int, Submit] = {}
 
-    def settings(request: int) -> tuple[Sampling, int]:
-        submit = submits[request]
-        return submit.sampling, submit.choice + request - submit.request
-
     def progress(stage: str, done: int, total: int) -> None:
         channel.send(Progress(stage, done, total))
 
-    runner, facts = build_runner(config, settings, progress)
+    runner, facts = build_runner(config, partial(settings_of, submits), progress)
     limits = _limits(config, facts)
     costs = CostModel(token_s=facts.token_s, copy_block_s=facts.copy_block_s)
     scheduler = Scheduler(limits, Decisions(profile), costs)
     channel.send(_ready(facts, limits))
     return EngineLoop(channel, scheduler, runner, submits)
+
+
+def settings_of(submits: Mapping[int, Submit], request: int) -> tuple[Sampling, int]:
+    """The sampling settings of a live row, and which choice it is."""
+    submit = submits[request]
+    return submit.sampling, submit.choice + request - submit.request
 
 
 def _limits(config: EngineConfig, facts: RunnerFacts) -> SchedulerConfig:

@@ -100,6 +100,7 @@ class EngineLoop:
         match message:
             case Submit():
                 self._submit(message)
+                self._has_news = True
             case Cancel(request):
                 self._submits.pop(request, None)
                 scheduler.drop(request)
@@ -127,7 +128,6 @@ class EngineLoop:
         except Refused as error:
             for request in rows:
                 self._channel.send(Failed(message=str(error), request=request))
-            self._has_news = True
         else:
             self._submits.update(dict.fromkeys(rows, message))
 

@@ -1,36 +1,33 @@
 """From a step's report to its frame: every array at its place, log-probabilities at their row."""
 
+from dataclasses import asdict, fields, replace
+from typing import get_args
+
 import numpy as np
 
 from cadenza.engine.frames import step_frame
+from cadenza.scheduler import decisions
 from cadenza.scheduler.plan import Logprobs, StepOutcome
 from cadenza.scheduler.report import Statistics, StepReport
+from cadenza.scheduler.states import FinishReason
 from cadenza.wire.arrays import view_floats, view_ids, view_requests
-from cadenza.wire.messages import Counters
+from cadenza.wire.codec import FrameReader, encode
+from cadenza.wire.messages import Counters, Decision, ToFront
 
 STATISTICS = Statistics(
-    running=1,
-    waiting=2,
-    free_blocks=3,
-    cached_blocks=4,
-    total_blocks=5,
-    steps=6,
-    preemptions=7,
-    computed_tokens=8,
-    generated_tokens=9,
-    prefix_queries=10,
-    prefix_hits=11,
-    policy_faults=12,
+    **{field.name: number for number, field in enumerate(fields(Statistics), start=1)}
 )
-# Rows 2, 0 and 3 of the plan, in this order; row 1 did not sample, row 3 failed.
+# Samples 2, 0 and 3 of the outcome, in this order, and a row that ended without a sample; the
+# reaper left sample 1 out, and sample 3 failed.
 REPORT = StepReport(
-    requests=np.array([30, 10, 40]),
-    tokens=np.array([300, 100, -1], dtype=np.int32),
-    finished=np.array([0, 3, 4], dtype=np.uint8),
-    plan_rows=np.array([2, 0, 3]),
+    requests=np.array([30, 10, 40, 80]),
+    tokens=np.array([300, 100, -1, -1], dtype=np.int32),
+    finished=np.array([0, 3, 4, 5], dtype=np.uint8),
+    samples=np.array([2, 0, 3, -1]),
     admitted=np.array([50]),
     admitted_cached=np.array([16], dtype=np.int32),
     preempted=np.array([60, 70]),
+    decisions=(),
 )
 
 
@@ -46,27 +43,15 @@ def outcome(logprobs: dict[int, Logprobs]) -> StepOutcome:
 def test_arrays_and_counters_keep_their_places():
     frame = step_frame(REPORT, outcome({}), STATISTICS)
 
-    assert view_requests(frame.requests).tolist() == [30, 10, 40]
-    assert view_ids(frame.tokens).tolist() == [300, 100, -1]
-    assert list(frame.finished) == [0, 3, 4]
+    assert view_requests(frame.requests).tolist() == [30, 10, 40, 80]
+    assert view_ids(frame.tokens).tolist() == [300, 100, -1, -1]
+    assert list(frame.finished) == [0, 3, 4, 5]
     assert view_requests(frame.admitted).tolist() == [50]
     assert view_ids(frame.admitted_cached).tolist() == [16]
     assert view_requests(frame.preempted).tolist() == [60, 70]
-    assert frame.step_id == 6
-    assert frame.counters == Counters(
-        running=1,
-        waiting=2,
-        free_blocks=3,
-        cached_blocks=4,
-        total_blocks=5,
-        steps=6,
-        preemptions=7,
-        computed_tokens=8,
-        generated_tokens=9,
-        prefix_queries=10,
-        prefix_hits=11,
-        policy_faults=12,
-    )
+    assert frame.decisions == ()
+    assert frame.step_id == STATISTICS.steps
+    assert frame.counters == Counters(**asdict(STATISTICS))
 
 
 def test_logprobs_follow_their_row_and_a_failed_row_has_none():
@@ -84,3 +69,54 @@ def test_logprobs_follow_their_row_and_a_failed_row_has_none():
 
 def test_a_frame_without_an_outcome_has_no_logprobs():
     assert step_frame(REPORT, None, STATISTICS).logprobs == ()
+
+
+def test_counters_are_the_statistics_field_by_field():
+    """The frame copies them by name, without reflection: none may be missing on either side."""
+    assert [field.name for field in fields(Statistics)] == list(Counters.__struct_fields__)
+
+
+WHEN = (6, 1.5, 30)  # step, time, request
+RECORDS = [
+    (decisions.Arrived(*WHEN, 9, 4), "arrived", {"prompt_tokens": 9, "cached_tokens": 4}),
+    (
+        decisions.Admitted(*WHEN, rank=2, wait_s=0.5, cached_tokens=4, starving=True),
+        "admitted",
+        {"rank": 2, "wait_s": 0.5, "cached_tokens": 4, "starving": True},
+    ),
+    (
+        decisions.Preempted(*WHEN, decisions.Cause.MEMORY, True, 0.25, 0.125),
+        "preempted",
+        {"cause": "memory", "swapped": True, "recompute_s": 0.25, "swap_s": 0.125},
+    ),
+    (decisions.Displaced(*WHEN, by=77), "displaced", {"by": 77}),
+    (
+        decisions.Resumed(*WHEN, rank=0, wait_s=2.0, cached_tokens=8, from_host=False),
+        "resumed",
+        {"rank": 0, "wait_s": 2.0, "cached_tokens": 8, "from_host": False},
+    ),
+    (decisions.HostCopyDropped(*WHEN), "host_copy_dropped", {}),
+    (decisions.Parked(*WHEN), "parked", {}),
+    (decisions.Unparked(*WHEN), "unparked", {}),
+    (decisions.Starving(*WHEN, 3, 4.0), "starving", {"overtakes": 3, "wait_s": 4.0}),
+    (decisions.RefusedArrival(*WHEN, "too long"), "refused", {"message": "too long"}),
+    (decisions.Stalled(*WHEN, 1001), "stalled", {"steps": 1001}),
+    (
+        decisions.Finished(*WHEN, FinishReason.STOP_TOKEN, 12),
+        "finished",
+        {"reason": "stop_token", "generated_tokens": 12},
+    ),
+]
+
+
+def test_every_kind_of_decision_reaches_the_front_in_order():
+    """By the name and facts that clients see, and through the codec."""
+    report = replace(REPORT, decisions=tuple(record for record, _, _ in RECORDS))
+
+    frame = step_frame(report, None, STATISTICS)
+
+    expected = tuple(Decision(kind, 30, 6, 1.5, facts) for _, kind, facts in RECORDS)
+    assert frame.decisions == expected
+    (received,) = FrameReader(ToFront).feed(encode(frame))
+    assert received.decisions == expected
+    assert {type(record) for record, _, _ in RECORDS} == set(get_args(decisions.Decision))

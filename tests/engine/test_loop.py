@@ -1,27 +1,39 @@
 """The engine's loop over a real socketpair, with the fake runner in place of a model."""
 
+import math
+import select
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
+import numpy as np
 import pytest
 
 from cadenza.engine.channel import Channel, ChannelClosed
 from cadenza.engine.loop import EngineLoop
+from cadenza.scheduler.plan import StepOutcome, StepPlan
+from cadenza.scheduler.report import Statistics, StepReport, StepResult
+from cadenza.scheduler.request import Arrival, Refused
 from cadenza.testing import Driver, oracle
 from cadenza.wire.arrays import pack_ids, view_ids, view_requests
 from cadenza.wire.codec import FrameReader, encode
 from cadenza.wire.messages import (
     Cancel,
+    Credit,
+    Decision,
     Failed,
     Finish,
     Finished,
+    ResetPrefixCache,
+    SetDeadline,
     Shutdown,
     Step,
     Submit,
     ToEngine,
     ToFront,
 )
+from tests.engine.conftest import make_plan
 
 
 class Front:
@@ -99,8 +111,8 @@ def pair(driver: Driver) -> Iterator[tuple[Front, Engine]]:
     theirs.close()
 
 
-def submit(request: int, prompt: list[int], max_tokens: int = 4) -> Submit:
-    return Submit(request=request, prompt=pack_ids(prompt), max_tokens=max_tokens)
+def submit(request: int, prompt: list[int], max_tokens: int = 4, **fields: Any) -> Submit:
+    return Submit(request=request, prompt=pack_ids(prompt), max_tokens=max_tokens, **fields)
 
 
 def test_requests_are_served_and_forgotten(pair: tuple[Front, Engine]):
@@ -170,6 +182,62 @@ def test_everything_a_submit_says_reaches_the_scheduler(pair: tuple[Front, Engin
     assert front.until_finished(1, 2) == {1: tokens[3:], 2: tokens[:5]}
 
 
+def test_choices_share_a_submit_and_end_one_by_one(driver: Driver, pair: tuple[Front, Engine]):
+    front, engine = pair
+    driver.runner.choice_of = {5: 0, 6: 1, 7: 2}
+    front.send(submit(5, [5, 6], max_tokens=9, n=3))
+
+    tokens = front.until_finished(5, 6, 7)
+
+    assert tokens == {5 + choice: oracle([5, 6], 9, choice) for choice in range(3)}
+    assert len(set(map(tuple, tokens.values()))) == 3
+    assert engine.submits == {}
+
+
+def test_every_choice_of_a_refused_submit_fails(pair: tuple[Front, Engine]):
+    front, engine = pair
+    front.send(submit(5, [1] * 64, n=3))
+
+    failed = [front.receive() for _ in range(3)]
+
+    assert [message.request for message in failed] == [5, 6, 7]
+    assert len({message.message for message in failed}) == 1
+    assert "64 tokens leave no room" in failed[0].message
+    assert engine.submits == {}
+    step = front.receive()
+    assert [decision.kind for decision in step.decisions] == ["refused"]
+
+
+def test_a_reader_gets_what_it_takes_and_the_rest_when_it_takes_more(pair: tuple[Front, Engine]):
+    front, _ = pair
+    front.send(submit(1, [5, 6], max_tokens=9, credit=2))
+    parked: list[Decision] = []
+    tokens: list[int] = []
+    while not parked:
+        step = front.receive()
+        tokens += view_ids(step.tokens).tolist()
+        parked += [decision for decision in step.decisions if decision.kind == "parked"]
+    assert tokens == oracle([5, 6], 9)[:2]
+
+    front.send(Credit(1, tokens=7))
+
+    assert front.until_finished(1)[1] == oracle([5, 6], 9)[2:]
+
+
+def test_a_parked_request_ends_at_its_deadline(pair: tuple[Front, Engine]):
+    """Long past when it arrives: nothing but the deadline wakes the loop."""
+    front, engine = pair
+    front.send(submit(1, [5, 6], credit=0))
+    front.receive()
+    front.send(SetDeadline(1, deadline_s=0.0))
+
+    while not (step := front.receive()).requests:
+        pass
+
+    assert list(step.finished) == [Finished.DEADLINE]
+    assert engine.submits == {}
+
+
 def test_shutdown_ends_the_loop(pair: tuple[Front, Engine]):
     front, engine = pair
     front.send(submit(1, [5, 6], max_tokens=60), Shutdown())
@@ -225,3 +293,223 @@ def test_a_front_that_does_not_read_stops_the_planning_and_loses_nothing(
     assert tokens == {request: oracle(prompt, 60) for request, prompt in prompts.items()}
     ours.close()
     theirs.close()
+
+
+class FakeChannel:
+    """Plays a script of inboxes, and notes how long the loop was ready to wait for each."""
+
+    def __init__(self, *inboxes: list[ToEngine]) -> None:
+        self._inboxes = list(inboxes)
+        self.waits: list[float | None] = []
+        self.sent: list[ToFront] = []
+        self.backlog = 0
+        self.at_receive: Callable[[], None] = lambda: None
+
+    def receive(self, timeout_s: float | None) -> list[ToEngine]:
+        self.waits.append(timeout_s)
+        self.at_receive()
+        return self._inboxes.pop(0) if self._inboxes else [Shutdown()]
+
+    def send(self, message: ToFront) -> None:
+        self.sent.append(message)
+
+
+class FakeScheduler:
+    """Does nothing but note what it is told; a step is due when the test says so."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.has_work = False
+        self.next_deadline_s = math.inf
+        self.plans: list[StepPlan | None] = []
+        self.outcomes: list[StepOutcome | None] = []
+        self.stepped_at: list[float] = []
+        self.refuses = False
+        self.idle = Driver().scheduler.statistics()
+
+    def add(self, arrival: Arrival, now_s: float) -> None:
+        if self.refuses:
+            raise Refused("no")
+        self.calls.append(("add", arrival, now_s))
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *args: self.calls.append((name, *args))
+
+    def step(self, now_s: float, outcome: StepOutcome | None) -> StepResult:
+        self.stepped_at.append(now_s)
+        self.outcomes.append(outcome)
+        plan = self.plans.pop(0) if self.plans else None
+        self.has_work = plan is not None or bool(self.plans)
+        if self.next_deadline_s <= now_s:
+            self.next_deadline_s = math.inf
+        return StepResult(NO_REPORT, plan)
+
+    def statistics(self) -> Statistics:
+        return self.idle
+
+
+class FakeRunner:
+    def __init__(self) -> None:
+        self.outcomes: list[StepOutcome] = []
+
+    def execute(self, plan: StepPlan) -> StepOutcome:
+        nothing = np.empty(0, dtype=np.int32)
+        outcome = StepOutcome(step_id=plan.step_id, tokens=nothing, failed=nothing.astype(bool))
+        self.outcomes.append(outcome)
+        return outcome
+
+
+NO_REPORT = StepReport(
+    requests=np.empty(0, dtype=np.int64),
+    tokens=np.empty(0, dtype=np.int32),
+    finished=np.empty(0, dtype=np.uint8),
+    samples=np.empty(0, dtype=np.intp),
+    admitted=np.empty(0, dtype=np.int64),
+    admitted_cached=np.empty(0, dtype=np.int32),
+    preempted=np.empty(0, dtype=np.int64),
+    decisions=(),
+)
+
+
+class Stage:
+    """A loop between fakes, in this thread, on a clock that only the test moves."""
+
+    def __init__(self, *inboxes: list[ToEngine]) -> None:
+        self.channel = FakeChannel(*inboxes)
+        self.scheduler = FakeScheduler()
+        self.runner = FakeRunner()
+        self.submits: dict[int, Submit] = {}
+        self.now_s = 100.0
+
+    def run(self) -> None:
+        channel: Any = self.channel
+        scheduler: Any = self.scheduler
+        EngineLoop(channel, scheduler, self.runner, self.submits, lambda: self.now_s).run()
+
+
+def test_without_work_the_loop_waits_for_messages_and_does_not_step():
+    stage = Stage([], [Credit(1, 5)], [])
+
+    stage.run()
+
+    assert stage.channel.waits == [None] * 4
+    assert stage.scheduler.stepped_at == []
+    assert stage.scheduler.calls == [("grant", 1, 5)]
+
+
+def test_a_credit_that_makes_work_is_followed_by_steps_until_there_is_none():
+    """An outcome is given back although nothing else is left to do; then the loop waits again."""
+    stage = Stage([Credit(1, 5)], [], [])
+    stage.scheduler.plans = [make_plan(), make_plan()]
+    stage.scheduler.grant = lambda *_: setattr(stage.scheduler, "has_work", True)
+
+    stage.run()
+
+    assert stage.channel.waits == [None, 0, 0, None]
+    assert len(stage.runner.outcomes) == 2
+    assert stage.scheduler.outcomes == [None, *stage.runner.outcomes]
+
+
+def test_the_loop_waits_no_longer_than_the_next_deadline_and_then_steps():
+    stage = Stage([], [], [])
+    stage.scheduler.next_deadline_s = 102.5
+    moments = iter([100.0, 101.0, 102.5, 103.0])
+    stage.channel.at_receive = lambda: setattr(stage, "now_s", next(moments))
+
+    stage.run()
+
+    assert stage.channel.waits == [2.5, 2.5, 1.5, None]
+    assert stage.scheduler.stepped_at == [102.5]
+
+
+def test_a_deadline_that_has_passed_is_no_reason_to_wait():
+    stage = Stage([SetDeadline(1, 40.0), SetDeadline(2, None)])
+    deadlines = stage.scheduler
+
+    def set_deadline(request: int, deadline_s: float) -> None:
+        deadlines.calls.append((request, deadline_s))
+        deadlines.next_deadline_s = min(deadlines.next_deadline_s, deadline_s)
+
+    deadlines.set_deadline = set_deadline
+
+    stage.run()
+
+    assert deadlines.calls == [(1, 40.0), (2, math.inf)]
+    assert deadlines.stepped_at == [100.0]
+    assert stage.channel.waits == [None, None]
+
+
+def test_a_deadline_beyond_all_clocks_does_not_break_the_wait():
+    stage = Stage()
+    stage.scheduler.next_deadline_s = 1e300
+
+    stage.run()
+
+    ours, theirs = socket.socketpair()
+    theirs.send(b"!")
+    (wait_s,) = stage.channel.waits
+    assert select.select([ours], [], [], wait_s)[0] == [ours]
+    ours.close()
+    theirs.close()
+
+
+def test_a_step_that_plans_nothing_is_no_failure_while_there_is_work():
+    stage = Stage([submit(1, [5])], [], [])
+    stage.scheduler.plans = [None, None, make_plan()]
+
+    stage.run()
+
+    assert len(stage.runner.outcomes) == 1
+    assert len(stage.scheduler.stepped_at) == 3
+
+
+def test_what_the_front_may_not_miss_is_told_without_work():
+    """The counters and decisions after a row left, was refused, or the cache was emptied."""
+    for message in (Cancel(1), Finish(1, tokens_kept=2), ResetPrefixCache(), submit(1, [5])):
+        stage = Stage([message], [])
+        stage.scheduler.refuses = True
+
+        stage.run()
+
+        assert sum(isinstance(told, Step) for told in stage.channel.sent) == 1
+        assert stage.channel.waits == [None, None, None]
+
+
+def test_messages_reach_the_scheduler_word_by_word():
+    sent = submit(
+        3,
+        [5, 6],
+        n=2,
+        priority=-4,
+        cache_salt="s",
+        ignore_eos=True,
+        credit=8,
+        deadline_s=120.0,
+        may_swap=False,
+        may_recompute=False,
+    )
+    stage = Stage([sent, Cancel(3), Finish(4, tokens_kept=1), Credit(4, 9), ResetPrefixCache()])
+
+    stage.run()
+
+    (_, arrival, now_s), *others = stage.scheduler.calls
+    assert now_s == 100.0
+    assert arrival.prompt.tolist() == [5, 6]
+    told = {name: getattr(arrival, name) for name in ARRIVAL_FIELDS}
+    assert told == {name: getattr(sent, name) for name in ARRIVAL_FIELDS}
+    assert others == [("drop", 3), ("finish", 4), ("grant", 4, 9), ("reset_prefix_cache",)]
+
+
+ARRIVAL_FIELDS = (
+    *("request", "n", "max_tokens", "priority", "cache_salt", "ignore_eos"),
+    *("credit", "deadline_s", "may_swap", "may_recompute"),
+)
+
+
+def test_each_row_is_forgotten_when_it_is_gone():
+    stage = Stage([submit(3, [5], n=3), Cancel(4)])
+
+    stage.run()
+
+    assert sorted(stage.submits) == [3, 5]
+    assert stage.scheduler.calls[0][1].deadline_s == math.inf

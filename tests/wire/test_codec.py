@@ -5,13 +5,18 @@ import pytest
 from cadenza.wire.codec import MAX_FRAME_BYTES, FrameError, FrameReader, encode
 from cadenza.wire.messages import (
     Cancel,
+    Counters,
+    Credit,
+    Decision,
     EngineConfig,
     Failed,
     Finish,
     Progress,
     Ready,
+    ResetPrefixCache,
     RowLogprobs,
     Sampling,
+    SetDeadline,
     Shutdown,
     Start,
     Step,
@@ -31,8 +36,25 @@ FRONT_TO_ENGINE = [
         stop_token_ids=(7, 8),
         tenant="t",
     ),
+    Submit(
+        request=1,
+        n=3,
+        prompt=b"\1\0\0\0",
+        max_tokens=5,
+        sampling=Sampling(
+            presence_penalty=-0.5, frequency_penalty=1.5, repetition_penalty=1.25, logprobs=2
+        ),
+        credit=6,
+        deadline_s=12.5,
+        may_swap=False,
+        may_recompute=False,
+    ),
     Cancel(1),
     Finish(2, tokens_kept=9),
+    Credit(1, tokens=16),
+    SetDeadline(1, deadline_s=99.25),
+    SetDeadline(1, deadline_s=None),
+    ResetPrefixCache(),
     Shutdown(),
 ]
 ENGINE_TO_FRONT = [
@@ -42,6 +64,7 @@ ENGINE_TO_FRONT = [
         vocab_size=2,
         eos_token_ids=(3,),
         num_blocks=4,
+        num_host_blocks=0,
         block_size=5,
         max_num_seqs=6,
         max_num_batched_tokens=7,
@@ -50,6 +73,16 @@ ENGINE_TO_FRONT = [
         load_s=0.5,
     ),
     Step(step_id=1, requests=b"12345678", logprobs=(RowLogprobs(0, -0.5, b"a", b"b"),)),
+    Step(
+        step_id=2,
+        decisions=(
+            Decision("parked", 1 << 40, 2, 7.5),
+            Decision(
+                "preempted", 3, 2, 7.5, {"cause": "memory", "swapped": True, "swap_s": 0.5, "by": 4}
+            ),
+        ),
+        counters=Counters(parked=1, swapped=2, free_host_blocks=3, decisions_lost=4),
+    ),
     Failed("no", request=4),
     Failed("dead"),
 ]
@@ -83,3 +116,16 @@ def test_messages_survive_any_splitting(direction, messages, piece):
 def test_garbage_is_refused(garbage: bytes):
     with pytest.raises(FrameError):
         list(FrameReader(ToFront).feed(garbage))
+
+
+def test_types_of_facts_survive():
+    """True is not 1, and a whole float stays one."""
+    facts = {"starving": True, "rank": 1, "wait_s": 2.0, "message": "3"}
+    frame = encode(Step(step_id=1, decisions=(Decision("admitted", 1, 1, 1.0, facts),)))
+
+    (step,) = FrameReader(ToFront).feed(frame)
+
+    received = step.decisions[0].facts
+    assert {name: type(value) for name, value in received.items()} == {
+        name: type(value) for name, value in facts.items()
+    }
