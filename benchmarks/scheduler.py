@@ -23,7 +23,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -61,7 +60,7 @@ NO_PEER = 3
 class Ours:
     """A scheduler of ours, and a runner that samples at random."""
 
-    def __init__(self, num_running: int) -> None:
+    def __init__(self, num_running: int, clock: load.Clock) -> None:
         config = SchedulerConfig(
             num_blocks=load.NUM_BLOCKS,
             block_size=load.BLOCK_SIZE,
@@ -71,6 +70,7 @@ class Ours:
             eos_token_ids=frozenset({EOS}),
         )
         self._scheduler = Scheduler(config, Decisions(Profile()))
+        self._clock = clock
         self._outcome: StepOutcome | None = None
         self._now_s = 0.0
         self._rng = np.random.default_rng(load.SEED)
@@ -79,16 +79,16 @@ class Ours:
     def add(self, request: int, prompt: load.Int32Array, max_tokens: int) -> float:
         self._left[request] = max_tokens
         arrival = Arrival(request=request, prompt=prompt, max_tokens=max_tokens, ignore_eos=True)
-        started = time.perf_counter()
+        started = self._clock()
         self._scheduler.add(arrival, self._now_s)
-        return time.perf_counter() - started
+        return self._clock() - started
 
     def step(self) -> load.Stepped:
         self._now_s += FORWARD_S
-        started = time.perf_counter()
+        started = self._clock()
         report, plan = self._scheduler.step(self._now_s, self._outcome)
         encode(step_frame(report, self._outcome, self._scheduler.statistics()))
-        took_s = time.perf_counter() - started
+        took_s = self._clock() - started
         assert plan is not None, "nothing was planned"
         self._outcome = self._sample(plan)
         self._left[plan.sample_requests] -= 1
@@ -130,13 +130,13 @@ class Peer:
 
 
 @contextmanager
-def running_peer(python: Path, model: Path) -> Iterator[Peer]:
+def running_peer(python: Path, model: Path, clock: str) -> Iterator[Peer]:
     script = Path(__file__).with_name("vllm_scheduler.py")
     # It says much while it starts and ends, of which nothing matters unless it fails
     with (
         tempfile.TemporaryFile("w+") as log,
         subprocess.Popen(
-            (python, "-P", script, model),
+            (python, "-P", script, model, clock),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
@@ -199,14 +199,14 @@ def header(*, with_peer: bool) -> str:
 
 
 def measure_shape(
-    cases: tuple[str, ...], running: int, waiting: int, peer: Peer | None
+    cases: tuple[str, ...], running: int, waiting: int, peer: Peer | None, clock: load.Clock
 ) -> Iterator[Row]:
     """A row for each case, and one for the arrivals between their steps."""
     ours_us: list[float] = []
     theirs_us: list[float] = []
     for name in cases:
         case = load.Case(name, running, waiting)
-        ours = load.measure(case, Ours(running))
+        ours = load.measure(case, Ours(running, clock))
         theirs = peer.measure(case) if peer else None
         ours_us += ours.arrivals_us
         theirs_us += theirs.arrivals_us if theirs else []
@@ -251,13 +251,14 @@ def measure_all(options: argparse.Namespace, peer: Peer | None) -> list[Row]:
     if peer:
         print(f"What the host pays, beside vLLM {peer.version} with synchronous scheduling; its")
         print("asynchronous scheduling can hide part of this cost behind the forward pass.")
-    print(f"Microseconds a step over {load.STEPS} steps, and microseconds an arrival.")
+    of_what = "" if options.clock == "wall" else f" of the {options.clock}'s time"
+    print(f"Microseconds{of_what} a step over {load.STEPS} steps, and an arrival.")
     print(header(with_peer=peer is not None))
     cases = (options.only,) if options.only else CASES
     rows = []
     for running, waiting in SHAPES:
         if options.running in (None, running) and options.waiting in (None, waiting):
-            for row in measure_shape(cases, running, waiting, peer):
+            for row in measure_shape(cases, running, waiting, peer, load.CLOCKS[options.clock]):
                 print(row, flush=True)
                 rows.append(row)
     return rows
@@ -279,6 +280,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--running", type=int, choices=(SMALL, LARGE), help="as many rows alone")
     parser.add_argument("--waiting", type=int, choices=(0, 10_000), help="as many waiting alone")
     parser.add_argument("--no-peer", action="store_true", help="our own figures alone; exits 0")
+    parser.add_argument(
+        "--clock",
+        choices=load.CLOCKS,
+        default="wall",
+        help="thread: leave out when other processes had the core; for a machine under load",
+    )
     return parser.parse_args()
 
 
@@ -291,7 +298,7 @@ def main() -> int:
     python = Path(os.environ.get("VLLM_VENV", "")) / "bin" / "python"
     model = Path(os.environ.get("MODEL_DIR", ""))
     if python.is_file() and (model / "config.json").is_file():
-        with running_peer(python, model) as peer:
+        with running_peer(python, model, options.clock) as peer:
             show(measure_all(options, peer))
         return 0
     missing = "VLLM_VENV must name a venv with vLLM, and MODEL_DIR a model folder."

@@ -1,11 +1,13 @@
 """vLLM's scheduler under the load of `make bench-scheduler`, without a model behind it.
 
-`benchmarks/scheduler.py` runs this with the Python of a venv that has vLLM, and the folder of a
-model whose configuration vLLM wants to read. Each line on stdin is a case as a JSON list; the
-answer is one line of JSON on stdout. A step is `schedule` and `update_from_output`, as the engine's
-core calls them with synchronous scheduling and without statistics; serialising their result, which
-is another thread's work, is left out. An arrival is what the core does with a new request:
-building it, which hashes the blocks of its prompt, and queueing it.
+`benchmarks/scheduler.py` runs this with the Python of a venv that has vLLM, the folder of a model
+whose configuration vLLM wants to read, and the name of a clock. Each line on stdin is a case as a
+JSON list; the answer is one line of JSON on stdout.
+
+A step is `schedule` and `update_from_output`, as the engine's core calls them with synchronous
+scheduling and without statistics; serialising their result, which is another thread's work, is left
+out. An arrival is what the core does with a new request: building it, which hashes the blocks of
+its prompt, and queueing it.
 """
 
 from __future__ import annotations
@@ -13,7 +15,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from pathlib import Path
 
 os.environ.setdefault("VLLM_TARGET_DEVICE", "cpu")
@@ -79,15 +80,16 @@ def build(model: str, num_running: int) -> Scheduler:
 class Vllm:
     """A scheduler of vLLM, and a runner that samples at random."""
 
-    def __init__(self, model: str, num_running: int) -> None:
+    def __init__(self, model: str, num_running: int, clock: load.Clock) -> None:
         self._scheduler = build(model, num_running)
+        self._clock = clock
         self._rng = np.random.default_rng(load.SEED)
         freeze_gc_heap()  # as its engine does once it is built
 
     def add(self, request: int, prompt: load.Int32Array, max_tokens: int) -> float:
         tokens = prompt.tolist()
         sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
-        started = time.perf_counter()
+        started = self._clock()
         self._scheduler.add_request(
             Request(
                 request_id=str(request),
@@ -98,17 +100,17 @@ class Vllm:
                 block_hasher=HASHER,
             )
         )
-        return time.perf_counter() - started
+        return self._clock() - started
 
     def step(self) -> load.Stepped:
-        started = time.perf_counter()
+        started = self._clock()
         plan = self._scheduler.schedule()
-        planned_s = time.perf_counter() - started
+        planned_s = self._clock() - started
         output = self._sample(plan)
         num_running = len(self._scheduler.running)
-        started = time.perf_counter()
+        started = self._clock()
         self._scheduler.update_from_output(plan, output)
-        took_s = planned_s + time.perf_counter() - started
+        took_s = planned_s + self._clock() - started
         ending = num_running - len(self._scheduler.running)
         return load.Stepped(took_s, len(plan.scheduled_new_reqs), ending)
 
@@ -130,12 +132,12 @@ class Vllm:
 
 
 def main() -> None:
-    (model,) = sys.argv[1:]
+    model, clock = sys.argv[1:]
     init_none_hash(HASH)
     print(json.dumps({"version": vllm.__version__}), flush=True)
     for line in sys.stdin:
         case = load.Case(*json.loads(line))
-        measured = load.measure(case, Vllm(model, case.running))
+        measured = load.measure(case, Vllm(model, case.running, load.CLOCKS[clock]))
         print(json.dumps(measured._asdict()), flush=True)
 
 
