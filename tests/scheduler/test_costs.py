@@ -93,6 +93,30 @@ def test_known_coefficients_are_recovered():
     assert estimated == pytest.approx(true_recompute_s(tokens, cached), rel=0.03)
 
 
+def test_the_work_of_a_prompt_grows_with_its_square():
+    """Whole prompts, where half of p * p is all there is."""
+    model = CostModel()
+    learn(model, lambda rng: plan([int(rng.integers(500, 16_000))], [0]), 200)
+    tokens, cached = np.array([2_000, 16_000]), np.array([0, 16_000])
+
+    estimated = model.recompute_s(tokens, cached)
+
+    assert estimated == pytest.approx(true_recompute_s(tokens, cached), rel=0.03)
+
+
+def test_the_context_of_a_chunk_is_no_decodes_context():
+    def chunks(rng: np.random.Generator) -> StepPlan:
+        sizes = rng.integers(2, 50, 4).tolist()
+        decodes, contexts = rng.integers(0, 9_000, 20).tolist(), rng.integers(0, 90_000, 4).tolist()
+        return plan([1] * 20 + sizes, decodes + contexts)
+
+    model = CostModel()
+    learn(model, chunks, 200)
+    decoded = model.recompute_s(np.array([50]), np.array([90_000]))
+
+    assert decoded == pytest.approx(true_recompute_s(np.array([50]), np.array([90_000])), rel=0.03)
+
+
 def test_noise_of_a_tenth_moves_the_estimate_by_less_than_a_quarter():
     model = CostModel()
     learn(model, mixed, 200, noise=0.1)
@@ -180,6 +204,15 @@ def test_a_plan_without_rows_teaches_nothing_about_tokens():
     model.observe(plan([], [], copies(out=2)), StepTimes(forward_s=7.0, swap_out_s=0.5))
 
     assert model.recompute_s(*ROW).tolist() == [1e-5 * 1_000]
+
+
+def test_plans_without_rows_do_not_colour_those_with_rows():
+    model = CostModel()
+    for _ in range(100):
+        model.observe(plan([], [], copies(out=2)), StepTimes(forward_s=7.0))
+    learn(model, mixed, 100)
+
+    assert model.recompute_s(*ROW) == pytest.approx(true_recompute_s(*ROW), rel=0.03)
 
 
 def test_while_no_copy_was_seen_a_swap_costs_infinitely_much():
