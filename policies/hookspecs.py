@@ -5,12 +5,13 @@ chose, or the default if that one answers None. A *union* (`guard_starvation`) a
 policy and the default, and any True counts. An *observer* (`on_...`) is not chosen: every policy
 of the profile that has it is told, and what it returns is ignored.
 
-For all of them: called at most once a step, from the engine's main thread, between two forward
-passes, so that every request waits while a hook runs. A hook must not block, await, write to the
-views, or keep them. Lower scores come first; for victims, lowest is evicted first. NaN is a fault
-everywhere, -inf wherever a score is wanted. Answers are proposals: allocation, reference counts,
-publishing and eviction stay in the core. When a hook raises, or answers with the wrong shape, type
-or values, the default decides for this step and `policy_faults` rises.
+For all of them: called from the engine's main thread, between two forward passes, so that every
+request waits while a hook runs; at most once a step, observers excepted. A hook must not block,
+await, write to the views, or keep them. Lower scores come first; for victims, lowest is evicted
+first. NaN is a fault everywhere, -inf wherever a score is wanted. Answers are proposals:
+allocation, reference counts, publishing and eviction stay in the core. When a hook raises, or
+answers with the wrong shape, type or values, the default decides for this step and `policy_faults`
+rises.
 """
 
 from __future__ import annotations
@@ -48,8 +49,9 @@ def reserve_blocks(
     candidates as seats are free, in admission order. Return len(candidates) + 1 whole numbers,
     none negative: candidate k (from 1) enters only if element k, and the watermark on top of it,
     is still free once the first k candidates hold their blocks. Element 0 is what the running
-    requests alone want. Waived for whoever enters while nothing runs. Default: adaptive new-token
-    ratio. Stops at the first answer.
+    requests alone want. For a candidate with several choices the core keeps their first own blocks
+    besides. Waived for whoever enters while nothing runs. Default: adaptive new-token ratio. Stops
+    at the first answer.
     """
 
 
@@ -106,8 +108,9 @@ def guard_starvation(waiting: RequestColumns, step: StepView) -> BoolArray | Non
 def on_finished(finished: RequestColumns, step: StepView) -> None:
     """Learn which requests ended, with all that they generated.
 
-    Called at most once a step, after the reap, if at least one request ended otherwise than by the
-    client's leaving, and somebody listens. Every policy of the profile that has this hook is told,
-    a default that stands behind a chosen policy included. A fault counts, and costs the other
-    policies nothing. Default: nobody listens.
+    Called in the reap, with at least one request that ended otherwise than by the client's leaving,
+    if somebody listens; again in the same step for those that ended in another way. Requests that
+    ended while they waited are among them, perhaps with nothing generated. Every policy of the
+    profile that has this hook is told, a default that stands behind a chosen policy included. A
+    fault counts, and costs the other policies nothing. Default: nobody listens.
     """

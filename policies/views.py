@@ -40,8 +40,16 @@ class RequestColumns:
 
     @property
     def request(self) -> IntArray:
-        """The request's id, unique while the service runs."""
+        """The request's id, unique while the service runs; of several choices the first one's."""
         return self._gather("request")
+
+    @property
+    def choices(self) -> IntArray:
+        """Outputs that will come of this row; 1 once they are rows of their own, sharing blocks.
+
+        They part when the prompt is complete. Each may generate `max_tokens`.
+        """
+        return self._gather("choices")
 
     @property
     def arrival(self) -> IntArray:
@@ -90,7 +98,10 @@ class RequestColumns:
 
     @property
     def admission(self) -> IntArray:
-        """Rank of the latest admission: smaller was admitted earlier; -1 before the first."""
+        """Rank of the first admission, kept when the request is preempted; -1 before it.
+
+        Smaller was admitted earlier.
+        """
         return self._gather("admission")
 
     @property
@@ -114,7 +125,11 @@ class RequestColumns:
 
     @property
     def parked(self) -> BoolArray:
-        """Whether the request has a seat but its reader takes no tokens now."""
+        """Whether the request has a seat but its reader takes no tokens now.
+
+        Of the decisions only `select_victims` and `choose_preemption` see parked requests, which
+        leave before running ones whatever their score.
+        """
         return self._gather("parked")
 
     @property

@@ -11,8 +11,8 @@ from cadenza.policies.views import FloatArray, RequestColumns, StepView
 class LowestPriority:
     """Preempt the largest priority number first, among equals the newest admission.
 
-    vLLM's rule under `priority` scheduling takes the latest arrival among equals. The latest
-    admission has lost less: a request that came back after a preemption is not taken again first.
+    vLLM's rule under `priority` scheduling, with admission in place of arrival: a request keeps its
+    rank over a preemption, so that whoever came back is not the first to be taken again.
     """
 
     name = "lowest-priority"

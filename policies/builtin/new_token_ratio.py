@@ -43,7 +43,7 @@ class NewTokenRatio:
 
     def _growth(self, requests: RequestColumns) -> FloatArray:
         remaining = requests.max_tokens - requests.generated_tokens
-        growth: FloatArray = np.minimum(remaining, MAX_LOOKAHEAD) * self.ratio
+        growth: FloatArray = np.minimum(remaining, MAX_LOOKAHEAD) * requests.choices * self.ratio
         return growth
 
     def _learn(self, running: RequestColumns, step: StepView) -> None:

@@ -12,12 +12,11 @@ class NoEvict:
     """Keep free what every request may still grow to, were it to use all its `max_tokens`.
 
     Per request `ceil((prompt_tokens + max_tokens) / block_size)` blocks less those it holds; a
-    candidate holds the blocks of its known tokens once it has entered. The rule is
-    GUARANTEED_NO_EVICT of TensorRT-LLM, and Orca's. It wastes what is never generated: the larger
-    `max_tokens`, the smaller the batch.
+    candidate holds the blocks of its known tokens once it has entered. Several choices share the
+    full blocks of their prompt. The rule is GUARANTEED_NO_EVICT of TensorRT-LLM, and Orca's. It
+    wastes what is never generated: the larger `max_tokens`, the smaller the batch.
 
-    A prompt with several choices is counted as one request until it is complete, because the views
-    do not say how many will come of it; then the promise does not hold.
+    Parked requests are not seen here. One that goes on may still need what others were promised.
     """
 
     name = "no-evict"
@@ -34,7 +33,11 @@ class NoEvict:
 
 
 def _most(requests: RequestColumns, step: StepView) -> IntArray:
-    return _blocks(requests.prompt_tokens + requests.max_tokens, step)
+    """Blocks of each at its longest, of all its choices together."""
+    one = _blocks(requests.prompt_tokens + requests.max_tokens, step)
+    shared = requests.prompt_tokens // step.block_size
+    most: IntArray = one + (requests.choices - 1) * (one - shared)
+    return most
 
 
 def _blocks(tokens: IntArray, step: StepView) -> IntArray:

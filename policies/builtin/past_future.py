@@ -29,7 +29,7 @@ class PastFuture:
 
     Above MAX_HORIZONS different values, r is rounded up to the next of MAX_HORIZONS that are kept:
     never too little, and 1,024 requests beside 1,024 candidates stay under a millisecond.
-    A prompt with several choices is counted as one request until it is complete.
+    Several choices share the full blocks of their prompt. Parked requests are not seen here.
     """
 
     name = "past-future"
@@ -41,7 +41,8 @@ class PastFuture:
 
     @hookimpl
     def on_finished(self, finished: RequestColumns, step: StepView) -> None:
-        lengths = finished.generated_tokens[-HISTORY:]
+        lengths = finished.generated_tokens
+        lengths = lengths[lengths > 0][-HISTORY:]  # none: it ended before it could show its length
         places = np.arange(self._seen, self._seen + len(lengths)) % HISTORY
         self._lengths[places] = lengths
         self._seen += len(lengths)
@@ -52,10 +53,9 @@ class PastFuture:
         self, running: RequestColumns, candidates: RequestColumns, step: StepView
     ) -> IntArray:
         """Peak blocks less what is held at entry, for each number of candidates that enter."""
-        tokens = np.concatenate((running.num_tokens, candidates.num_tokens))
         remaining = np.concatenate((self.remaining(running), self.remaining(candidates)))
         held = np.concatenate((running.blocks_held, -(-candidates.num_tokens // step.block_size)))
-        peaks = _peaks(tokens, remaining, len(running), step.block_size)
+        peaks = _peaks(running, candidates, remaining, step.block_size)
         now = _entering(held, len(running))
         kept: IntArray = np.maximum(peaks - now, 0)
         return kept
@@ -74,19 +74,26 @@ class PastFuture:
         return yet
 
 
-def _peaks(tokens: IntArray, remaining: IntArray, num_running: int, block_size: int) -> IntArray:
+def _peaks(
+    running: RequestColumns, candidates: RequestColumns, remaining: IntArray, block_size: int
+) -> IntArray:
     """int64 [candidates + 1]: most blocks ever held by the running and the first k candidates."""
-    if not len(tokens):
+    if not len(remaining):
         return np.zeros(1, dtype=np.int64)
     horizons = _horizons(remaining).astype(np.int32)  # [horizons]; int32 halves the time
     lasts = horizons[np.searchsorted(horizons, remaining)]  # [requests], rounded up
-    rounded = tokens.astype(np.int32) + np.int32(block_size - 1)
-    peaks = np.zeros(len(tokens) - num_running + 1, dtype=np.int64)
+    tokens = np.concatenate((running.num_tokens, candidates.num_tokens)).astype(np.int32)
+    prompts = np.concatenate((running.prompt_tokens, candidates.prompt_tokens)).astype(np.int32)
+    choices = np.concatenate((running.choices, candidates.choices)).astype(np.int32)
+    several = np.flatnonzero(choices > 1)
+    again = choices[several] - 1  # how often what is not shared comes on top
+    peaks = np.zeros(len(candidates) + 1, dtype=np.int64)
     for first in range(0, len(horizons), AT_ONCE):
         moments = horizons[first : first + AT_ONCE, None]
-        blocks = (rounded + moments) // np.int32(block_size)
+        blocks = (tokens + np.int32(block_size - 1) + moments) // np.int32(block_size)
+        blocks[:, several] += again * (blocks[:, several] - prompts[several] // block_size)
         blocks *= lasts >= moments  # [horizons, requests], 0 where ended by then
-        np.maximum(peaks, _entering(blocks, num_running).max(axis=0), out=peaks)
+        np.maximum(peaks, _entering(blocks, len(running)).max(axis=0), out=peaks)
     return peaks
 
 

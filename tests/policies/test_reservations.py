@@ -26,6 +26,12 @@ def test_the_ratio_reserves_a_share_of_what_may_come():
     assert kept.tolist() == [7, 11, 12]  # 70, 70 + 35, 70 + 35 + 7 tokens
 
 
+def test_the_ratio_counts_every_choice():
+    candidates = columns(max_tokens=[50], generated_tokens=[0], choices=[4])
+
+    assert NewTokenRatio().reserve_blocks(NOBODY, candidates, STEP).tolist() == [0, 14]
+
+
 ONE = columns(max_tokens=[100], generated_tokens=[0])
 
 
@@ -95,6 +101,16 @@ def test_no_evict_keeps_nothing_for_blocks_that_are_held_already():
     assert NoEvict().reserve_blocks(running, NOBODY, STEP).tolist() == [0]
 
 
+def test_no_evict_lets_choices_share_the_full_blocks_of_their_prompt():
+    running = requests([25], max_tokens=[20], blocks_held=[3], choices=[4])
+    candidates = requests([20, 25], max_tokens=[20, 20], choices=[3, 1])
+
+    kept = NoEvict().reserve_blocks(running, candidates, STEP)
+
+    # Of 45 tokens 5 blocks, 2 of them shared: 2 + 4 * 3 - 3. Then 2 + 3 * 2 - 2, and 5 - 3.
+    assert kept.tolist() == [11, 17, 19]
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_under_no_evict_the_pool_always_has_the_next_block(seed: int):
     """A pool played by hand: admissions by the rule, then growth by a token a step."""
@@ -153,6 +169,13 @@ def test_a_length_is_the_quantile_of_those_beyond_what_is_generated():
     assert remaining[4] == 10  # never beyond its own limit
 
 
+def test_who_ended_before_the_first_token_teaches_nothing():
+    policy = PastFuture()
+    policy.on_finished(finished([0] * SHORTEST_HISTORY), STEP)
+
+    assert policy.remaining(requests([1], max_tokens=[100])).tolist() == [100]
+
+
 def test_the_history_forgets_the_oldest():
     policy = PastFuture()
     policy.on_finished(finished([900] * HISTORY), STEP)
@@ -195,6 +218,16 @@ def test_the_peak_is_the_most_that_is_ever_held(seed: int):
         for k in range(split, num + 1)
     ]
     assert kept.tolist() == expected
+
+
+def test_while_all_limits_are_equal_past_future_keeps_what_no_evict_keeps():
+    """Choices included: before anything is learned, nobody is expected to end early."""
+    running = requests([25, 8], max_tokens=[20, 20], blocks_held=[3, 1], choices=[4, 1])
+    candidates = requests([20, 25], max_tokens=[20, 20], choices=[3, 1])
+
+    kept = PastFuture().reserve_blocks(running, candidates, STEP)
+
+    assert kept.tolist() == NoEvict().reserve_blocks(running, candidates, STEP).tolist()
 
 
 def test_of_two_with_equal_needs_the_peak_is_less_than_both_ends_together():

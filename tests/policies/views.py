@@ -20,7 +20,9 @@ STEP = StepView(
 
 
 def columns(**values: list[Any]) -> RequestColumns:
+    """These columns; one choice each unless they say otherwise."""
     arrays = {name: np.array(column) for name, column in values.items()}
+    arrays.setdefault("choices", np.ones(len(next(iter(arrays.values()))), dtype=np.int64))
     return RequestColumns(arrays, np.arange(len(next(iter(arrays.values())))))
 
 
@@ -29,6 +31,7 @@ def requests(
     generated: list[int] | None = None,
     max_tokens: list[int] | None = None,
     blocks_held: list[int] | None = None,
+    choices: list[int] | None = None,
 ) -> RequestColumns:
     """What reservations look at; waiting requests hold no blocks."""
     size = len(prompt)
@@ -39,6 +42,7 @@ def requests(
         "generated_tokens": generated,
         "max_tokens": max_tokens or [1] * size,
         "blocks_held": blocks_held or [0] * size,
+        "choices": choices or [1] * size,
     }
     return columns(**{name: np.array(column, dtype=np.int64) for name, column in values.items()})
 
