@@ -128,14 +128,13 @@ class BlockPool:
         Raises:
             AssertionError: the pool and the tables disagree.
         """
-        held = np.zeros(self.num_blocks, dtype=np.int32)
-        for table in tables:
-            np.add.at(held, table, 1)
+        nothing = np.empty(0, dtype=np.int32)
+        held = np.bincount(np.concatenate((nothing, *tables)), minlength=self.num_blocks)
         assert np.array_equal(held, self._references), "reference counts differ from the tables"
         assert self._num_held == int((held > 0).sum()), "the count of held blocks is off"
         unheld = [*self._free, *self._cached]
         assert len(set(unheld)) == len(unheld) == self.num_blocks - self._num_held
         assert not held[unheld].any(), "a held block is also free"
-        assert all(block in self.index for block in self._cached), "a cached block has no key"
-        assert not any(block in self.index for block in self._free), "a free block has a key"
+        assert all(map(self.index.__contains__, self._cached)), "a cached block has no key"
+        assert not any(map(self.index.__contains__, self._free)), "a free block has a key"
         self.index.check()

@@ -85,6 +85,19 @@ class Credits:
         """Whether `num` tokens could be reserved."""
         return bool(self._reserved[slot] + num <= self.left[slot])
 
+    def check(self, slots: Slots) -> None:
+        """Recount the holders; `slots` has one element for each row.
+
+        Raises:
+            AssertionError: a slot is held by others than these rows, or a reader got too much.
+        """
+        holders = np.bincount(slots[slots != UNLIMITED], minlength=len(self.left))
+        used = np.flatnonzero(holders)
+        assert np.array_equal(holders[used], self._holders[used]), "holders differ from the rows"
+        assert self.num_limited == len(used), "a slot is held by nobody"
+        assert len({*self._free, *used.tolist()}) == len(self.left) - 1, "slots are lost or doubled"
+        assert (self.left[used] >= 0).all(), "a reader got too much"
+
     def _grow(self) -> None:
         size = len(self.left)
         self.left = np.concatenate((self.left, np.zeros(size, dtype=np.int64)))

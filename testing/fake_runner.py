@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from hashlib import blake2b
+from itertools import islice
 
 import numpy as np
 
@@ -55,18 +56,18 @@ class FakeRunner:
     def execute(self, plan: StepPlan) -> StepOutcome:
         self._copy(plan)
         self._check(plan)
-        ends = np.cumsum(plan.num_new).tolist()
-        starts = [0, *ends[:-1]]
-        states = [self._compute(plan, row, starts[row], ends[row]) for row in range(plan.num_rows)]
+        states = self._compute(plan)
         tokens = [
             _sample(states[row], self.choice_of.get(request, 0))
             for row, request in zip(
                 plan.samples.tolist(), plan.sample_requests.tolist(), strict=True
             )
         ]
-        failed = np.isin(plan.sample_requests, list(self.fail))
+        failed = [request in self.fail for request in plan.sample_requests.tolist()]
         return StepOutcome(
-            step_id=plan.step_id, tokens=np.array(tokens, dtype=np.int32), failed=failed
+            step_id=plan.step_id,
+            tokens=np.array(tokens, dtype=np.int32),
+            failed=np.array(failed, dtype=bool),
         )
 
     def _copy(self, plan: StepPlan) -> None:
@@ -90,18 +91,24 @@ class FakeRunner:
         written.add(block)
         self._cache[block * self._block_size : (block + 1) * self._block_size] = content
 
-    def _compute(self, plan: StepPlan, row: int, start: int, end: int) -> bytes:
-        """Write the row's new tokens; the state after the last of them."""
-        state = self._before(plan, row)
-        for index in range(start, end):
-            state = _advance(state, int(plan.tokens[index]), int(plan.positions[index]))
-            self._cache[int(plan.slots[index])] = state
-        length = int(plan.num_context[row] + plan.num_new[row])
-        assert self._cache[self._slot(plan, row, length - 1)] == state, "slots are not the table's"
-        return state
+    def _compute(self, plan: StepPlan) -> list[bytes]:
+        """Write each row's new tokens; the states after the last of them."""
+        places = zip(
+            plan.tokens.tolist(), plan.positions.tolist(), plan.slots.tolist(), strict=True
+        )
+        states = []
+        for row, (context, new) in enumerate(
+            zip(plan.num_context.tolist(), plan.num_new.tolist(), strict=True)
+        ):
+            state = self._before(plan, row, context)
+            for token, position, slot in islice(places, new):
+                state = self._cache[slot] = _advance(state, token, position)
+            last = self._slot(plan, row, context + new - 1)
+            assert self._cache[last] == state, "slots are not the table's"
+            states.append(state)
+        return states
 
-    def _before(self, plan: StepPlan, row: int) -> bytes:
-        context = int(plan.num_context[row])
+    def _before(self, plan: StepPlan, row: int, context: int) -> bytes:
         if context == 0:
             return _START
         state = self._cache[self._slot(plan, row, context - 1)]
@@ -120,11 +127,12 @@ class FakeRunner:
         assert seated_there == plan.sample_requests.tolist(), (
             "a choice samples on a seat where another request was seated"
         )
-        assert (np.diff(plan.samples) >= 0).all(), "samples are not in the order of rows"
+        samples = plan.samples.tolist()
+        assert samples == sorted(samples), "samples are not in the order of rows"
         positions = [
             position
-            for start, count in zip(plan.num_context, plan.num_new, strict=True)
-            for position in range(int(start), int(start + count))
+            for start, count in zip(plan.num_context.tolist(), plan.num_new.tolist(), strict=True)
+            for position in range(start, start + count)
         ]
         assert plan.positions.tolist() == positions, "positions do not follow the context"
         assert (plan.num_new > 0).all(), "a row is planned without a token"
