@@ -202,7 +202,7 @@ class Admission:
             stores.host.release(block for _, block in cold.host.copied)
             cold.host = None
         self._count(row, entry)
-        stores.credits.reserve(table.credit[[row]], table.choices[[row]])
+        stores.credits.set_aside(int(table.credit[row]), int(table.choices[row]))
         stores.prefixes.remove(row)
         table.seat_row(row, blocks, entry.computed)
         if stores.config.enable_prefix_caching:

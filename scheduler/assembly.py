@@ -33,7 +33,7 @@ def assemble(table: RequestTable, plan: PlanBuilder, rows: Rows, counts: Counts)
         tokens=_tokens(table, rows, counts, ends),
         positions=positions.astype(np.int32),
         slots=(blocks - places) * size + positions,
-        block_tables=table.block_table[:, :widest].take(seats, axis=0),
+        block_tables=table.block_table[seats, :widest],
         samples=samples,
         sample_requests=sample_requests,
         sample_seats=sample_seats,

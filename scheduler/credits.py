@@ -76,10 +76,16 @@ class Credits:
         """
         granted = np.ones(len(slots), dtype=bool)
         for index in np.flatnonzero(slots != UNLIMITED).tolist():
-            slot, num = slots[index], choices[index]
-            granted[index] = self._reserved[slot] + num <= self.left[slot]
-            self._reserved[slot] += num * granted[index]
+            slot, num = int(slots[index]), int(choices[index])
+            granted[index] = self.has_spare(slot, num)
+            if granted[index]:
+                self.set_aside(slot, num)
         return granted
+
+    def set_aside(self, slot: int, num: int) -> None:
+        """Reserve `num` tokens."""
+        if slot != UNLIMITED:
+            self._reserved[slot] += num
 
     def has_spare(self, slot: int, num: int) -> bool:
         """Whether `num` tokens could be reserved."""

@@ -1,7 +1,8 @@
 """What the scheduler decided about each request, as typed records.
 
 A record is made where a request changes state, never for a row that merely goes on, so that the
-log costs nothing in a steady step.
+log costs nothing in a steady step. Nobody changes a record; they are not frozen because that would
+make them four times as slow to build.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from typing import TypeAlias
 from cadenza.scheduler.states import FinishReason
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Record:
     step_id: int
     time_s: float  # the clock of `Scheduler.step`
     request: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Arrived(_Record):
     """The request waits from now on."""
 
@@ -30,7 +31,7 @@ class Arrived(_Record):
     cached_tokens: int  # of its prompt, found in the prefix index at that moment
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Admitted(_Record):
     """It got its first seat."""
 
@@ -49,7 +50,7 @@ class Cause(Enum):
     FORCED = "forced"  # it was asked for
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Preempted(_Record):
     """It lost its seat. Both costs are the model's estimates when the choice was made."""
 
@@ -59,14 +60,14 @@ class Preempted(_Record):
     swap_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Displaced(_Record):
     """A policy let `by` have its place. A `Preempted` follows."""
 
     by: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Resumed(_Record):
     """It got a seat again."""
 
@@ -76,22 +77,22 @@ class Resumed(_Record):
     from_host: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class HostCopyDropped(_Record):
     """A shared block was evicted meanwhile, so the swapped request is recomputed after all."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Parked(_Record):
     """Its reader has no credit left."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Unparked(_Record):
     """Its reader has credit again, and it still has its seat."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Starving(_Record):
     """A guard marked it for the first time since it arrived or was preempted."""
 
@@ -99,21 +100,21 @@ class Starving(_Record):
     wait_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RefusedArrival(_Record):
     """It was not taken."""
 
     message: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Stalled(_Record):
     """The watchdog failed it: no step made progress for too long. A `Finished` follows."""
 
     steps: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Finished(_Record):
     """It is gone."""
 

@@ -19,16 +19,20 @@ def root_key(salt: str) -> BlockKey:
     return sha256(b"salt\0" + salt.encode()).digest()
 
 
-def block_key(parent: BlockKey, tokens: npt.NDArray[np.int32]) -> BlockKey:
-    """The key of one full block after `parent`."""
-    return sha256(b"block\0" + parent + tokens.astype("<i4").tobytes()).digest()
+def block_key(parent: BlockKey, tokens: bytes) -> BlockKey:
+    """The key of one full block after `parent`; its ids as little-endian int32."""
+    return sha256(b"block\0" + parent + tokens).digest()
 
 
 def extend_keys(
     keys: list[BlockKey], salt: str, tokens: npt.NDArray[np.int32], block_size: int, num: int
 ) -> None:
     """Append keys until `keys` covers the first `num` blocks of `tokens`."""
+    if len(keys) >= num:
+        return
     parent = keys[-1] if keys else root_key(salt)
-    for block in range(len(keys), num):
-        parent = block_key(parent, tokens[block * block_size : (block + 1) * block_size])
+    first, size = len(keys) * block_size, 4 * block_size
+    raw = tokens[first : num * block_size].astype("<i4").tobytes()
+    for start in range(0, len(raw), size):
+        parent = block_key(parent, raw[start : start + size])
         keys.append(parent)

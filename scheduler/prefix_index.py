@@ -7,6 +7,7 @@ computes the missing block.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 from weakref import WeakValueDictionary
 
@@ -16,18 +17,64 @@ _ROOT_BLOCK = -1
 
 
 class Node:
-    """One block of tokens after the prefix that its ancestors spell."""
+    """One block of tokens after the prefix that its ancestors spell.
 
-    __slots__ = ("__weakref__", "block", "children", "depth", "key", "parent", "tokens", "waiting")
+    Children form a chain of siblings, as a dict in each of very many nodes would cost more than
+    all the rest.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "block",
+        "child",
+        "depth",
+        "in_tree",
+        "key",
+        "next",
+        "parent",
+        "previous",
+        "tokens",
+        "waiting",
+    )
 
     def __init__(self, key: BlockKey, parent: Node | None, tokens: bytes) -> None:
+        """Make a node and, unless it is a root, the youngest child of `parent`."""
         self.key = key
         self.parent = parent
         self.tokens = tokens
-        self.depth: int = parent.depth + 1 if parent else 0
         self.block: int | None = None  # None: evicted, or not computed yet
-        self.children: dict[BlockKey, Node] = {}
-        self.waiting: dict[int, None] = {}  # rows whose cached prefix ends here
+        self.waiting: dict[int, None] | None = None  # rows whose cached prefix ends here
+        self.child: Node | None = None  # the youngest
+        self.previous: Node | None = None  # the next younger sibling
+        self.in_tree = True
+        if parent is None:
+            self.depth = 0
+            self.next: Node | None = None  # the next older sibling
+        else:
+            self.depth = parent.depth + 1
+            older = self.next = parent.child
+            if older is not None:
+                older.previous = self
+            parent.child = self
+
+    def children(self) -> Iterator[Node]:
+        """Nodes right below, youngest first."""
+        each = self.child
+        while each is not None:
+            yield each
+            each = each.next
+
+    def unlink(self) -> None:
+        """Be a child no longer."""
+        assert self.parent is not None
+        if self.previous is not None:
+            self.previous.next = self.next
+        else:
+            self.parent.child = self.next
+        if self.next is not None:
+            self.next.previous = self.previous
+        self.previous = self.next = None
+        self.in_tree = False
 
 
 class Watcher(Protocol):
@@ -45,6 +92,7 @@ class PrefixIndex:
 
     def __init__(self) -> None:
         self.watcher: Watcher | None = None
+        self.wanted: dict[BlockKey, dict[int, None]] = {}  # key -> rows that lack this block first
         self._nodes: dict[BlockKey, Node] = {}
         self._of_block: dict[int, Node] = {}
         self._roots: WeakValueDictionary[str, Node] = WeakValueDictionary()  # by salt
@@ -74,25 +122,38 @@ class PrefixIndex:
             return None
         return node
 
-    def publish(self, parent: Node, key: BlockKey, tokens: bytes, block: int) -> Node | None:
-        """Make a fully computed block findable, unless its tokens are findable already.
+    def publish(
+        self, parent: Node, keys: Sequence[BlockKey], raw: bytes, blocks: Sequence[int]
+    ) -> Node | None:
+        """Make fully computed blocks findable, each unless its tokens are findable already.
 
-        Returns the node of the tokens, whichever block it has; None if the key stands for other
-        tokens, so that nothing after them can be published either.
+        Returns the node of the last one's tokens, whichever block it has; None if a key stands for
+        other tokens, so that nothing after them can be published either.
+
+        Args:
+            parent: the node of what comes before them.
+            keys: one a block.
+            raw: ids of all their tokens, little-endian int32.
+            blocks: one after another in the sequence, all held.
         """
-        attached = self._attach(parent)
-        if attached is None:
-            return None
-        node = self._nodes.get(key)
-        if node is None:
-            node = self._nodes[key] = attached.children[key] = Node(key, attached, tokens)
-        elif node.parent is not attached or node.tokens != tokens:
-            return None
-        if node.block is None and block not in self._of_block:
-            node.block = block
-            self._of_block[block] = node
-            if self.watcher is not None:
-                self.watcher.on_published(node)
+        nodes, of_block, wanted = self._nodes, self._of_block, self.wanted
+        node = parent if parent.in_tree else self._attach(parent)
+        size, start = len(raw) // max(1, len(blocks)), 0
+        for key, block in zip(keys, blocks, strict=True):
+            if node is None:
+                break
+            before, tokens = node, raw[start : start + size]
+            start += size
+            node = nodes.get(key)
+            if node is None:
+                node = nodes[key] = Node(key, before, tokens)
+            elif node.parent is not before or node.tokens != tokens:
+                return None
+            if node.block is None and block not in of_block:
+                node.block = block
+                of_block[block] = node
+                if key in wanted and self.watcher is not None:
+                    self.watcher.on_published(node)
         return node
 
     def remove(self, block: int) -> None:
@@ -103,7 +164,8 @@ class PrefixIndex:
         node.block = None
         if self.watcher is not None:
             self.watcher.on_evicted(node)
-        self._prune(node)
+        if node.child is None:
+            self._prune(node)
 
     def blocks(self, node: Node) -> list[int]:
         """The blocks of the whole prefix that ends with `node`, first to last."""
@@ -117,24 +179,21 @@ class PrefixIndex:
 
     def _attach(self, node: Node) -> Node | None:
         """The node of the same prefix that is in the tree now; put back if it was pruned."""
-        if node.parent is None:
+        if node.in_tree:
             return node
-        known = self._nodes.get(node.key)
-        if known is node:
-            return node
+        assert node.parent is not None
         parent = self._attach(node.parent)
         if parent is None:
             return None
+        known = self._nodes.get(node.key)
         if known is None:
-            known = self._nodes[node.key] = parent.children[node.key] = Node(
-                node.key, parent, node.tokens
-            )
+            known = self._nodes[node.key] = Node(node.key, parent, node.tokens)
         return known if known.parent is parent and known.tokens == node.tokens else None
 
     def _prune(self, node: Node) -> None:
-        while node.block is None and not node.children and node.parent is not None:
+        while node.block is None and node.child is None and node.parent is not None:
             del self._nodes[node.key]
-            del node.parent.children[node.key]
+            node.unlink()
             node = node.parent
 
     def check(self) -> None:
@@ -145,6 +204,7 @@ class PrefixIndex:
         for key, node in self._nodes.items():
             assert node.key == key
             assert node.parent is not None
-            assert node.parent.children[key] is node, "a node is no child of its parent"
-            assert node.block is not None or node.children, "a node without use"
+            assert node.in_tree
+            assert node in node.parent.children(), "a node is no child of its parent"
+            assert node.block is not None or node.child, "a node without use"
             assert node.block is None or self._of_block[node.block] is node

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from cadenza.scheduler.decisions import Parked, Unparked
 from cadenza.scheduler.plan import Int32Array, Int64Array, StepOutcome, StepPlan
-from cadenza.scheduler.prefix import extend_keys
+from cadenza.scheduler.prefix import block_key, extend_keys
 from cadenza.scheduler.states import FinishReason, State
 from cadenza.scheduler.stores import Stores
 from cadenza.scheduler.table import Rows
@@ -182,20 +182,49 @@ class Reaper:
         if not self._stores.config.enable_prefix_caching:
             return
         table, size = self._stores.table, self._stores.config.block_size
-        full = table.computed_tokens[rows] // size
-        more = full > table.published_blocks[rows]
-        for row, upto in zip(rows[more].tolist(), full[more].tolist(), strict=True):
+        computed = table.computed_tokens[rows]
+        full = computed // size
+        more = np.flatnonzero(full > table.published_blocks[rows])
+        if not len(more):
+            return
+        rows, full = rows[more], full[more]
+        at_tail = (table.num_tokens[rows] == full * size) & (
+            full == table.published_blocks[rows] + 1
+        )
+        # In the order of the plan, in which decodes come first: of two equal blocks the first wins
+        cut = len(rows) if at_tail.all() else int(at_tail.argmin())
+        self._publish_tails(rows[:cut])
+        for row, upto in zip(rows[cut:].tolist(), full[cut:].tolist(), strict=True):
             self._publish_row(row, upto)
-        table.published_blocks[rows[more]] = full[more]
+        table.published_blocks[rows] = full
+
+    def _publish_tails(self, rows: Rows) -> None:
+        """Decoding rows that filled one block: its ids still stand in the tail buffer."""
+        table, index = self._stores.table, self._stores.pool.index
+        depths = table.published_blocks[rows]
+        blocks = table.block_table[table.seat[rows], depths].tolist()
+        raw, size = table.tail[table.seat[rows]].astype("<i4").tobytes(), 4 * table.block_size
+        start = 0
+        for row, depth, block in zip(rows.tolist(), depths.tolist(), blocks, strict=True):
+            cold, tokens = table.cold(row), raw[start : start + size]
+            start += size
+            if cold.published is None:
+                continue
+            if depth == len(cold.keys):
+                cold.keys.append(block_key(cold.published.key, tokens))
+            key = cold.keys[depth]
+            cold.published = index.publish(cold.published, (key,), tokens, (block,))
 
     def _publish_row(self, row: int, upto: int) -> None:
         table, index = self._stores.table, self._stores.pool.index
         cold, size = table.cold(row), table.block_size
+        if cold.published is None:
+            return
         extend_keys(cold.keys, cold.salt, cold.tokens, size, upto)
         first = int(table.published_blocks[row])
-        for depth, block in enumerate(table.blocks(row)[first:upto].tolist(), start=first):
-            if cold.published is None:
-                return
-            cold.published = index.publish(
-                cold.published, cold.keys[depth], cold.block_bytes(depth, size), block
-            )
+        cold.published = index.publish(
+            cold.published,
+            cold.keys[first:upto],
+            cold.tokens[first * size : upto * size].astype("<i4").tobytes(),
+            table.blocks(row)[first:upto].tolist(),
+        )

@@ -106,7 +106,7 @@ class Request:
 
     def block_bytes(self, index: int, block_size: int) -> bytes:
         """The ids of one full block, for comparison."""
-        return self.tokens[index * block_size : (index + 1) * block_size].tobytes()
+        return self.tokens[index * block_size : (index + 1) * block_size].astype("<i4").tobytes()
 
     def make_room(self, capacity: int) -> None:
         """Let `tokens` grow in place up to `capacity` ids; called once, at the first admission."""

@@ -220,9 +220,9 @@ class RequestTable(Columns):
         self.tail[self.seat[rows], offsets] = tokens
         self.num_tokens[rows] = known + 1
         self.generated_tokens[rows] += 1
-        for row in rows[offsets == size - 1].tolist():
-            end = int(self.num_tokens[row])
-            self._cold[row].tokens[end - size : end] = self.tail[self.seat[row]]
+        full = offsets == size - 1
+        if full.any():
+            self._flush_full(rows[full])
 
     def append_blocks(self, rows: Rows, blocks: npt.NDArray[np.int32]) -> None:
         """One more block for each of these running rows."""
@@ -236,6 +236,11 @@ class RequestTable(Columns):
     def known_tokens(self, row: int) -> npt.NDArray[np.int32]:
         """All ids of a row that has just been seated: prompt and output. A view."""
         return self._cold[row].tokens[: int(self.num_tokens[row])]
+
+    def _flush_full(self, rows: Rows) -> None:
+        size, ends, blocks = self.block_size, self.num_tokens[rows], self.tail[self.seat[rows]]
+        for row, end, block in zip(rows.tolist(), ends.tolist(), blocks, strict=True):
+            self._cold[row].tokens[end - size : end] = block
 
     def _flush_partial(self, row: int) -> None:
         end = int(self.num_tokens[row])

@@ -6,7 +6,7 @@ block that a row lacks first to the row. A step then costs nothing for rows whos
 
 from __future__ import annotations
 
-from cadenza.scheduler.prefix import BlockKey, extend_keys
+from cadenza.scheduler.prefix import extend_keys
 from cadenza.scheduler.prefix_index import Node, PrefixIndex
 from cadenza.scheduler.table import RequestTable
 
@@ -20,7 +20,7 @@ class WaitingPrefixes:
         self._table = table
         self._index = index
         self._ends: dict[int, Node] = {}  # row -> last node of its cached prefix
-        self._wanted: dict[BlockKey, dict[int, None]] = {}
+        self._wanted = index.wanted
         index.watcher = self
 
     def __contains__(self, row: int) -> bool:
@@ -56,10 +56,10 @@ class WaitingPrefixes:
         below = [node]
         while below:
             each = below.pop()
-            for row in list(each.waiting):
+            for row in list(each.waiting or ()):
                 self._leave(row)
                 self._stop(row, node.parent)
-            below.extend(each.children.values())
+            below.extend(each.children())
 
     def _most(self, row: int) -> int:
         """Blocks that a match may use at most: one token is always left to compute."""
@@ -77,6 +77,8 @@ class WaitingPrefixes:
 
     def _stop(self, row: int, node: Node) -> None:
         self._ends[row] = node
+        if node.waiting is None:
+            node.waiting = {}
         node.waiting[row] = None
         self._table.cached_tokens[row] = node.depth * self._table.block_size
         if node.depth < self._most(row):
@@ -88,6 +90,7 @@ class WaitingPrefixes:
 
     def _leave(self, row: int) -> Node:
         node = self._ends.pop(row)
+        assert node.waiting is not None
         del node.waiting[row]
         if node.depth < self._most(row):
             key = self._table.cold(row).keys[node.depth]
