@@ -40,16 +40,19 @@ def test_shares_never_exceed_the_budget_and_never_waste_it():
             assert shares.max() <= shares[unserved].min() + 1
 
 
+def builder(token_budget: int, block_size: int) -> PlanBuilder:
+    return PlanBuilder(step_id=1, now_s=0.0, token_budget=token_budget, block_size=block_size)
+
+
 def rows_of(*rows: int) -> np.ndarray:
     return np.array(rows, dtype=np.intp)
 
 
 def test_decodes_come_out_of_the_budget_before_prefills():
-    plan = PlanBuilder(step_id=1, token_budget=10, block_size=4)
+    plan = builder(10, 4)
     plan.place_running(rows_of(0, 1, 2), rows_of(3), np.array([100]))
-    remaining = np.array([1, 1, 1, 100])
 
-    rows, counts = plan.rows_and_counts(remaining)
+    rows, counts = plan.rows_and_counts()
 
     assert rows.tolist() == [0, 1, 2, 3]
     assert counts.tolist() == [1, 1, 1, 7]
@@ -57,20 +60,20 @@ def test_decodes_come_out_of_the_budget_before_prefills():
 
 def test_short_prefills_fill_the_budget():
     """Sixty-four rows that miss one token each enter together."""
-    plan = PlanBuilder(step_id=1, token_budget=64, block_size=16)
+    plan = builder(64, 16)
     for row in range(64):
         assert plan.has_room_for(1), row
-        plan.place_admitted(row, cached=31, remaining=1)
+        plan.place_admitted(row, [row], cached=31, remaining=1)
 
     assert plan.is_full
     assert not plan.has_room_for(1)
 
 
 def test_long_prefills_leave_room_for_short_ones():
-    plan = PlanBuilder(step_id=1, token_budget=64, block_size=8)
+    plan = builder(64, 8)
     num_long = 0
     while plan.has_room_for(1000):
-        plan.place_admitted(num_long, cached=0, remaining=1000)
+        plan.place_admitted(num_long, [num_long], cached=0, remaining=1000)
         num_long += 1
 
     assert num_long == 4
@@ -78,6 +81,47 @@ def test_long_prefills_leave_room_for_short_ones():
 
 
 def test_one_long_prefill_may_always_enter_an_empty_step():
-    plan = PlanBuilder(step_id=1, token_budget=8, block_size=8)
+    plan = builder(8, 8)
 
     assert plan.has_room_for(1000)
+
+
+def test_a_row_that_leaves_the_plan_gives_its_tokens_back():
+    """A decode gives one, a prefill what it was promised; the others share them anew."""
+    plan = builder(12, 4)
+    plan.place_running(rows_of(0, 1), rows_of(2, 3), np.array([100, 100]))
+    assert plan.rows_and_counts()[1].tolist() == [1, 1, 5, 5]
+    assert not plan.has_room_for(4)
+
+    plan.withdraw(0)
+    assert plan.decodes.tolist() == [1]
+    assert plan.tokens_left == 11
+    plan.withdraw(2)
+
+    rows, counts = plan.rows_and_counts()
+    assert (rows.tolist(), counts.tolist()) == ([1, 3], [1, 11])
+    assert plan.has_room_for(4)
+
+
+def test_a_withdrawn_long_prefill_makes_room_for_another_long_one():
+    plan = builder(16, 8)
+    plan.place_running(rows_of(), rows_of(0), np.array([100]))
+    assert not plan.has_room_for(100)
+
+    plan.withdraw(0)
+
+    assert plan.is_empty
+    assert plan.has_room_for(100)
+
+
+def test_copies_are_frozen_in_pairs_and_without_any_too():
+    plan = builder(8, 4)
+    plan.copies.swap_out.append((3, 0))
+    plan.copies.on_write += [(1, 2), (1, 4)]
+
+    copies = plan.copies.freeze()
+
+    assert len(plan.copies) == 3
+    assert copies.swap_out.tolist() == [[3, 0]]
+    assert copies.on_write.tolist() == [[1, 2], [1, 4]]
+    assert copies.swap_in.shape == (0, 2)

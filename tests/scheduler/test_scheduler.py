@@ -48,7 +48,7 @@ def test_decodes_run_beside_prefills_in_one_step():
     assert driver.plan is not None
     assert driver.plan.requests.tolist() == [1, 2]
     assert driver.plan.num_new.tolist() == [1, 7]
-    assert driver.plan.samples.tolist() == [True, False]
+    assert driver.plan.samples.tolist() == [0]
 
 
 def test_a_chunked_prompt_gives_the_same_tokens():
@@ -513,7 +513,7 @@ def test_a_resumed_request_overtakes_nobody():
 class NobodyEnters:
     """Keeps every request out."""
 
-    name = "nobody"
+    name = "nobody-enters"
 
     @hookimpl
     def order_admissions(self, waiting: RequestColumns, step: StepView) -> np.ndarray:
@@ -521,8 +521,8 @@ class NobodyEnters:
 
 
 def test_a_policy_cannot_keep_everybody_out_of_an_idle_engine():
-    profile = Profile({"order_admissions": "nobody"}, {**BUILTIN, "nobody": NobodyEnters})
-    driver = Driver(profile)
+    policies = {**BUILTIN, "nobody-enters": NobodyEnters}
+    driver = Driver(Profile({"order_admissions": "nobody-enters"}, policies))
     driver.add(1, [1, 2], max_tokens=2)
 
     driver.run()

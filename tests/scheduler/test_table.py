@@ -37,7 +37,7 @@ def test_tokens_survive_any_number_of_seatings(length: int):
             token = len(generated)
             table.append_tokens(np.array([row]), np.array([token], dtype=np.int32))
             generated.append(token)
-        table.unseat_row(row)
+        table.unseat_row(row, State.PREEMPTED)
 
         assert known_tokens(table, row) == prompt + generated
     assert table.preemptions[row] == 4
@@ -61,7 +61,7 @@ def test_a_seat_is_used_by_one_row_and_given_back():
     assert table.free_seats == 1
     assert table.running().tolist() == [row]
 
-    table.unseat_row(row)
+    table.unseat_row(row, State.PREEMPTED)
 
     assert table.free_seats == 2
     assert table.waiting().tolist() == [row]
@@ -83,6 +83,6 @@ def test_an_illegal_move_is_refused():
     table, row = table_with([1])
 
     with pytest.raises(AssertionError, match="cannot go from WAITING to PREEMPTED"):
-        table.unseat_row(row)
+        table.unseat_row(row, State.PREEMPTED)
 
     assert State(int(table.state[row])) is State.WAITING
