@@ -34,7 +34,27 @@ def test_extending_is_the_same_as_computing_at_once():
 
 def test_a_salt_cannot_pass_for_a_block():
     parent = root_key("a")
-    tokens = np.array([1, 2], dtype=np.int32)
-    forged = "block\0" + parent.decode("latin1") + tokens.tobytes().decode("latin1")
+    tokens = np.array([1, 2], dtype="<i4").tobytes()
+    forged = "block\0" + parent.decode("latin1") + tokens.decode("latin1")
 
     assert root_key(forged) != block_key(parent, tokens)
+
+
+def test_keys_are_a_chain_over_the_ids_as_little_endian_words():
+    first = block_key(root_key("salt"), bytes([1, 0, 0, 0, 2, 0, 0, 0]))
+
+    assert chain([1, 2, 772, 4], salt="salt") == [
+        first,
+        block_key(first, bytes([4, 3, 0, 0, 4, 0, 0, 0])),
+    ]
+
+
+def test_a_block_that_is_not_full_has_no_key():
+    assert len(chain([1, 2, 3])) == 1
+
+
+def test_extending_to_less_than_there_is_changes_nothing():
+    keys = chain([1, 2, 3, 4])
+    extend_keys(keys, "", np.array([9, 9, 9, 9], dtype=np.int32), 2, 1)
+
+    assert keys == chain([1, 2, 3, 4])
