@@ -267,7 +267,7 @@ def test_the_watcher_hears_what_somebody_wants_and_all_that_ceases_to_be():
     index = PrefixIndex()
     heard = index.watcher = Heard()
     index.wanted.update({A: {0: None}, B: {1: None}})
-    root, _a, _b = path(index, (A, 0), (B, 1))
+    root, *_ = path(index, (A, 0), (B, 1))
     publish(index, root, A, 5)  # findable already
     publish(index, root, B, 6)  # a collision
     index.remove(0)
