@@ -11,6 +11,7 @@ import transformers
 
 from cadenza.engine.penalties import Penalties, penalties_of
 from cadenza.engine.sampler import Sampler
+from cadenza.kernels.philox import gumbel_noise
 from cadenza.scheduler.plan import Seated
 from cadenza.wire.messages import Sampling
 
@@ -179,25 +180,38 @@ def test_a_penalised_row_draws_the_same_in_any_batch(
     logits = random_logits(5, seed=1)
     set_threads(2)
     sampler = sampler_of(*settings)
-    together = [sample(sampler, logits, range(5), 90 + step).tokens for step in range(5)]
+    together = [sample(sampler, logits, range(5), 90 + step).tokens for step in range(3)]
     set_threads(threads)
 
     for seat in range(5):
         alone = sampler_of(*settings)
-        for step in range(5):
+        for step in range(3):
             found = sample(alone, logits[seat : seat + 1], [seat], 90 + step)
             assert found.tokens[0] == together[step][seat]
 
 
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_draws_are_from_the_logits_after_penalties(settings: dict[str, float]) -> None:
+    logits = random_logits()
+    sampler = sampler_of(Sampling(temperature=0.7, seed=6, **settings))
+
+    token = sample(sampler, logits, [0], position=17).tokens[0]
+
+    noise = gumbel_noise(torch.tensor([6]), torch.tensor([17]), torch.tensor([0]), VOCAB)[0]
+    values = reference(logits[0], TEXT, **plain(settings))
+    assert token == int(((values - values.max()) / 0.7 + noise).argmax())
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_penalised_row_that_is_not_finite_fails_and_counts_nothing(bad: float) -> None:
-    sampler = sampler_of(Sampling(temperature=0.0, **SETTINGS[5]))
     logits = random_logits()
+    best = int(logits.argmax())
+    sampler = Sampler(1, VOCAB, CPU)
+    sampler.seat(seated([3], 1), Sampling(temperature=0.0, presence_penalty=1000.0), 0)
     broken = logits.clone()
-    broken[0, 100] = bad
+    broken[0, best] = bad
 
     found = sample(sampler, broken, [0])
 
     assert (found.tokens[0], found.failed[0]) == (-1, True)
-    fresh = sampler_of(Sampling(temperature=0.0, **SETTINGS[5]))
-    assert sample(sampler, logits, [0]).tokens[0] == sample(fresh, logits, [0]).tokens[0]
+    assert sample(sampler, logits, [0]).tokens[0] == best
