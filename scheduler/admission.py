@@ -7,12 +7,12 @@ from typing import NamedTuple
 import numpy as np
 
 from cadenza.policies.views import StepView
+from cadenza.scheduler.blocks import Blocks
 from cadenza.scheduler.budget import Budget
 from cadenza.scheduler.columns import BoolColumn
 from cadenza.scheduler.decisions import Admitted, HostCopyDropped, Resumed, Starving
 from cadenza.scheduler.planning import PlanBuilder
 from cadenza.scheduler.preemption import Lack, Preemption
-from cadenza.scheduler.prefix_index import Node
 from cadenza.scheduler.request import HostCopy
 from cadenza.scheduler.states import State
 from cadenza.scheduler.stores import Stores
@@ -23,13 +23,16 @@ from cadenza.scheduler.waiting import NORMAL_PER_STARVING, interleave, later_adm
 PINNED_TOKENS = 16  # that a row admitted as starving generates before it is a victim like others
 
 
+_NOBODY: Rows = np.empty(0, dtype=np.intp)
+_NOTHING: Blocks = np.empty(0, dtype=np.int32)
+
+
 class Entry(NamedTuple):
     """How a waiting row comes by the keys and values that it need not compute."""
 
-    found: dict[int, int]  # index in its block table -> published block
-    copied: list[tuple[int, int]]  # (index, host block)
+    found: Blocks  # the first of its block table, published
+    copied: list[tuple[int, int]]  # (index in its block table, host block)
     computed: int  # tokens
-    node: Node | None = None  # the last of the found prefix; None: from the host, or no caching
     from_host: bool = False
 
 
@@ -43,9 +46,9 @@ class Admission:
 
     def run(self, plan: PlanBuilder, budget: Budget) -> None:
         """Admit while seats, tokens and blocks last, beside the rows placed already."""
-        waiting = self._with_credit(self._stores.table.waiting())
         most = self._obtainable_seats()
-        if not (len(waiting) and most):
+        waiting = self._with_credit(self._stores.table.waiting()) if most else _NOBODY
+        if not len(waiting):
             return
         stores, table = self._stores, self._stores.table
         view = stores.view(plan.now_s)
@@ -62,7 +65,7 @@ class Admission:
             may_compute = self._may_compute(plan, row, entry)
             if not lack.whole.is_none:
                 if not may_compute or not self._preemption.make_room(
-                    plan, budget, row, lack, list(entry.found.values())
+                    plan, budget, row, lack, entry.found
                 ):
                     break
             elif not may_compute:
@@ -128,33 +131,16 @@ class Admission:
             if entry is not None:
                 return entry
             self._drop_host_copy(row, host, plan)
-        if not stores.config.enable_prefix_caching:
-            return Entry({}, [], 0)
-        node = stores.prefixes.end(row)
-        blocks = stores.pool.index.blocks(node)
-        return Entry(dict(enumerate(blocks)), [], len(blocks) * table.block_size, node)
+        found = stores.prefixes.found(row) if row in stores.prefixes else _NOTHING
+        return Entry(found, [], len(found) * table.block_size)
 
     def _from_host(self, row: int, host: HostCopy) -> Entry | None:
         """Blocks that are still published need no copy; None: a shared one is gone."""
-        found = self._still_published(row, host.computed // self._stores.config.block_size)
-        if any(index not in found for index in host.shared):
+        found = self._stores.findable(row, host.computed)
+        if host.shared and host.shared[-1] >= len(found):
             return None
-        copied = [(index, block) for index, block in host.copied if index not in found]
+        copied = [(index, block) for index, block in host.copied if index >= len(found)]
         return Entry(found, copied, host.computed, from_host=True)
-
-    def _still_published(self, row: int, num: int) -> dict[int, int]:
-        """The blocks that hold the row's first `num` full blocks now, as far as there are any."""
-        index, size = self._stores.pool.index, self._stores.config.block_size
-        cold, found = self._stores.table.cold(row), {}
-        node: Node | None = index.root(cold.salt)
-        for depth, key in enumerate(cold.keys[:num]):
-            assert node is not None
-            node = index.child(node, key, cold.block_bytes(depth, size))
-            if node is None:
-                break
-            if node.block is not None:
-                found[depth] = node.block
-        return found
 
     def _drop_host_copy(self, row: int, host: HostCopy, plan: PlanBuilder) -> None:
         stores, table = self._stores, self._stores.table
@@ -172,9 +158,8 @@ class Admission:
         Both are waived while nothing runs, or a large request would wait for ever.
         """
         stores, table = self._stores, self._stores.table
-        found = list(entry.found.values())
-        missing = table.blocks_for(row) - len(found)
-        left = stores.pool.num_available - stores.pool.num_unheld(found) - missing
+        missing = table.blocks_for(row) - len(entry.found)
+        left = stores.pool.num_available - stores.pool.num_unheld(entry.found) - missing
         seats = int(table.choices[row]) - table.free_seats
         if plan.is_empty:
             return Lack(Shortage(-left, seats), Shortage(-left, seats))
@@ -193,10 +178,9 @@ class Admission:
         """Give the row its blocks and seats; returns the blocks it is promised beside them."""
         stores, table = self._stores, self._stores.table
         cold = table.cold(row)
-        stores.pool.pin(list(entry.found.values()))
-        blocks = np.full(table.blocks_for(row), -1, dtype=np.int32)
-        blocks[list(entry.found)] = list(entry.found.values())
-        blocks[blocks < 0] = stores.pool.allocate(int((blocks < 0).sum()))
+        stores.pool.pin(entry.found)
+        fresh = stores.pool.allocate(table.blocks_for(row) - len(entry.found))
+        blocks = np.concatenate((entry.found, fresh))
         plan.copies.swap_in += [(host, int(blocks[index])) for index, host in entry.copied]
         if cold.host is not None:
             stores.host.release(block for _, block in cold.host.copied)
@@ -205,10 +189,10 @@ class Admission:
         stores.credits.set_aside(int(table.credit[row]), int(table.choices[row]))
         stores.prefixes.remove(row)
         table.seat_row(row, blocks, entry.computed)
-        if stores.config.enable_prefix_caching:
-            cold.published = entry.node or stores.pool.index.root(cold.salt)
-        matched = len(entry.found) if entry.node else 0
-        table.matched_blocks[row] = table.published_blocks[row] = matched
+        index = stores.pool.index
+        end = index.end(index.root(cold.salt), entry.found)
+        table.prefix_block[row], table.prefix_name[row] = end
+        table.matched_blocks[row] = table.published_blocks[row] = len(entry.found)
         promise = min(self._promise(row), max(0, stores.pool.num_available - promised))
         table.promised_blocks[row] = promise
         remaining = int(table.num_tokens[row]) - entry.computed

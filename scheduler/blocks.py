@@ -14,7 +14,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from cadenza.scheduler.prefix_index import PrefixIndex
+from cadenza.scheduler.prefix import BlockKey
+from cadenza.scheduler.prefix_index import Prefix, PrefixIndex, Tokens
 
 Blocks = npt.NDArray[np.int32]
 
@@ -28,16 +29,13 @@ class BlockCounts(NamedTuple):
 
 
 class BlockPool:
-    """Reference counts and a free list over `num_blocks` blocks, with the prefix index over them.
+    """Reference counts and a free list over `num_blocks` blocks, and the prefix index over them."""
 
-    Publish through `index`; only held blocks may be published.
-    """
-
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int) -> None:
         if num_blocks < 1:
             raise ValueError(f"a pool needs at least one block, not {num_blocks}")
         self.num_blocks = num_blocks
-        self.index = PrefixIndex()
+        self.index = PrefixIndex(num_blocks, block_size)
         self._references = np.zeros(num_blocks, dtype=np.int32)
         self._free = list(range(num_blocks - 1, -1, -1))
         # Unheld and published, oldest release first. A plain dict would be slow here: taking its
@@ -61,9 +59,9 @@ class BlockPool:
         view.flags.writeable = False
         return view
 
-    def num_unheld(self, blocks: Sequence[int]) -> int:
+    def num_unheld(self, blocks: Blocks) -> int:
         """How many of these published blocks nobody holds; pinning them takes them from stock."""
-        return sum(block in self._cached for block in blocks)
+        return len(blocks) - int(np.count_nonzero(self._references[blocks]))
 
     def allocate(self, num: int) -> Blocks:
         """Take `num` blocks with one reference each; evicts the oldest cached ones if it must.
@@ -72,8 +70,7 @@ class BlockPool:
             AssertionError: fewer are available; callers check `num_available` first.
         """
         assert num <= self.num_available, f"{num} blocks wanted, {self.num_available} available"
-        while len(self._free) < num:
-            self._evict_oldest()
+        self._evict(num - len(self._free))
         cut = len(self._free) - num
         taken = np.array(self._free[cut:][::-1], dtype=np.int32)
         del self._free[cut:]
@@ -81,13 +78,12 @@ class BlockPool:
         self._num_held += num
         return taken
 
-    def pin(self, blocks: Sequence[int]) -> None:
+    def pin(self, blocks: Blocks) -> None:
         """Add a reference to each of these published or held blocks; they stay until released."""
-        if not len(blocks):
-            return
-        for block in blocks:
-            if self._cached.pop(block, block) is None:
-                self._num_held += 1
+        unheld = blocks[self._references[blocks] == 0].tolist()
+        for block in unheld:
+            del self._cached[block]
+        self._num_held += len(unheld)
         self._references[blocks] += 1
 
     def release(self, blocks: Blocks) -> None:
@@ -95,34 +91,41 @@ class BlockPool:
 
         A row's tail thus ages before its head: evicting a head would make the tail unreachable.
         """
-        if not len(blocks):
-            return
         left = self._references[blocks] - 1
-        assert left.min() >= 0, "a block is released more often than held"
+        assert left.min(initial=0) >= 0, "a block is released more often than held"
         self._references[blocks] = left
-        unheld = blocks[left == 0][::-1].tolist()
+        unheld = blocks[left == 0][::-1]
         self._num_held -= len(unheld)
-        for block in unheld:
-            if block in self.index:
-                self._cached[block] = None
-            else:
-                self._free.append(block)
+        published = self.index.names[unheld] != 0
+        for block in unheld[published].tolist():
+            self._cached[block] = None
+        self._free.extend(unheld[~published].tolist())
 
-    def forget(self, blocks: Iterable[int]) -> None:
+    def publish(
+        self, prefix: Prefix, keys: Sequence[BlockKey], tokens: Tokens, blocks: Sequence[int]
+    ) -> Prefix:
+        """Make held blocks findable, as `PrefixIndex.publish` does; frees what was in the way."""
+        end, displaced = self.index.publish(prefix, keys, tokens, blocks)
+        for block in displaced:
+            if block in self._cached:
+                del self._cached[block]
+                self._free.append(block)
+        return end
+
+    def forget(self, blocks: Blocks) -> None:
         """Make held blocks unfindable, because what is in them cannot be trusted."""
-        for block in blocks:
-            self.index.remove(int(block))
+        self.index.remove(blocks)
 
     def reset_cache(self) -> None:
         """Make every block unfindable; unheld ones are free then. Held ones stay held."""
-        while self._cached:
-            self._evict_oldest()
-        self.forget(np.flatnonzero(self._references))
+        self._evict(len(self._cached))
+        self.forget(np.flatnonzero(self._references).astype(np.int32))
 
-    def _evict_oldest(self) -> None:
-        block, _ = self._cached.popitem(last=False)
-        self.index.remove(block)
-        self._free.append(block)
+    def _evict(self, num: int) -> None:
+        if num > 0:
+            oldest = [self._cached.popitem(last=False)[0] for _ in range(num)]
+            self.index.remove(np.array(oldest, dtype=np.int32))
+            self._free += oldest
 
     def check(self, tables: Iterable[Blocks]) -> None:
         """Recount everything against the tables that hold blocks.
@@ -137,6 +140,6 @@ class BlockPool:
         unheld = [*self._free, *self._cached]
         assert len(set(unheld)) == len(unheld) == self.num_blocks - self._num_held
         assert not held[unheld].any(), "a held block is also free"
-        assert all(map(self.index.__contains__, self._cached)), "a cached block has no key"
-        assert not any(map(self.index.__contains__, self._free)), "a free block has a key"
+        assert self.index.names[list(self._cached)].all(), "a cached block has no key"
+        assert not self.index.names[self._free].any(), "a free block has a key"
         self.index.check()

@@ -41,6 +41,8 @@ class Columns:
     blocks_held: IntColumn
     matched_blocks: IntColumn  # leading blocks found in the prefix index when it was seated
     published_blocks: IntColumn  # leading blocks offered to the prefix index
+    prefix_block: IntColumn  # end of the published prefix that its blocks continue; -1: of none
+    prefix_name: IntColumn  # of that publication
     promised_blocks: IntColumn  # kept free until its choices have their own tails
     shares_tail: BoolColumn  # its partial last block may be held by other choices too
     admission: IntColumn  # rank of the first admission

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cadenza.policies.views import PreemptionCosts
+from cadenza.scheduler.blocks import Blocks
 from cadenza.scheduler.budget import Budget, growth_of, place_running
 from cadenza.scheduler.columns import IntColumn
 from cadenza.scheduler.decisions import Cause, Displaced, Preempted
@@ -69,7 +70,7 @@ class Preemption:
         place_running(stores, plan, stays, growth_of(stores, stays))
 
     def make_room(
-        self, plan: PlanBuilder, budget: Budget, candidate: int, lacks: Lack, found: list[int]
+        self, plan: PlanBuilder, budget: Budget, candidate: int, lacks: Lack, found: Blocks
     ) -> bool:
         """Evict parked rows for a waiting one, or such as a policy lets it displace.
 
@@ -92,7 +93,7 @@ class Preemption:
         if not len(chosen) and may_displace:
             rows = self._parked_or_displaceable(plan, budget, candidate)
             chosen = rows[self._enough(rows, none, lacks.bare)]
-        pool.release(np.array(found, dtype=np.int32))
+        pool.release(found)
         if len(chosen) and self._flavours is None:
             self._ask(rows, plan)
         for row in chosen.tolist():
@@ -229,19 +230,17 @@ class Preemption:
         """Plan copies of what the row cannot find in the prefix index again; False: no room."""
         stores, table = self._stores, self._stores.table
         computed = int(table.computed_tokens[row])
-        blocks = table.blocks(row)[: -(-computed // table.block_size)].tolist()
-        full = computed // table.block_size
-        shared = [
-            index
-            for index, block in enumerate(blocks[:full])
-            if stores.pool.references[block] > 1 and block in stores.pool.index
-        ]
-        copied = [index for index in range(len(blocks)) if index not in set(shared)]
+        blocks = table.blocks(row)[: -(-computed // table.block_size)]
+        shared = np.zeros(len(blocks), dtype=bool)
+        found = stores.findable(row, computed)
+        own = blocks[: len(found)]
+        shared[: len(found)] = (found == own) & (stores.pool.references[own] > 1)
+        copied = np.flatnonzero(~shared).tolist()
         if not copied or len(copied) > stores.host.num_free:
             return False
         hosts = stores.host.take(len(copied))
-        plan.copies.swap_out += [
-            (blocks[index], host) for index, host in zip(copied, hosts, strict=True)
-        ]
-        table.cold(row).host = HostCopy(list(zip(copied, hosts, strict=True)), shared, computed)
+        plan.copies.swap_out += zip(blocks[~shared].tolist(), hosts, strict=True)
+        table.cold(row).host = HostCopy(
+            list(zip(copied, hosts, strict=True)), np.flatnonzero(shared).tolist(), computed
+        )
         return True

@@ -1,210 +1,192 @@
-"""The prefix index: a tree of full blocks, found by key and believed only after comparing tokens.
+"""The prefix index: which block holds the keys and values of which prefix.
 
-A node stands for one block's tokens after one particular prefix. It outlives its block while nodes
-below it have theirs, so that a prefix that was evicted in the middle is whole again once somebody
-computes the missing block.
+A block is published under the key of its tokens and all before them. A key alone proves nothing,
+since two prefixes with one key would read each other's values. So each publication has a name, used
+once, and a block is believed to continue a prefix only if it was published after the very
+publication that ends this prefix, and holds the very tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Protocol
-from weakref import WeakValueDictionary
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
-from cadenza.scheduler.prefix import BlockKey, root_key
+import numpy as np
+import numpy.typing as npt
 
-_ROOT_BLOCK = -1
+from cadenza.scheduler.prefix import BlockKey
+
+Blocks = npt.NDArray[np.int32]
+Names = npt.NDArray[np.int64]
+Tokens = npt.NDArray[np.int32]
+
+_MOST_ROOTS = 1 << 16  # salts that are remembered; under one that was forgotten nothing is found
+_UNPUBLISHED = 0
+_NO_BLOCK = -1
 
 
-class Node:
-    """One block of tokens after the prefix that its ancestors spell.
+class Prefix(NamedTuple):
+    """A published prefix, by the block that ends it; it lives as long as that publication."""
 
-    Children form a chain of siblings, as a dict in each of very many nodes would cost more than
-    all the rest.
-    """
-
-    __slots__ = (
-        "__weakref__",
-        "block",
-        "child",
-        "depth",
-        "in_tree",
-        "key",
-        "next",
-        "parent",
-        "previous",
-        "tokens",
-        "waiting",
-    )
-
-    def __init__(self, key: BlockKey, parent: Node | None, tokens: bytes) -> None:
-        """Make a node and, unless it is a root, the youngest child of `parent`."""
-        self.key = key
-        self.parent = parent
-        self.tokens = tokens
-        self.block: int | None = None  # None: evicted, or not computed yet
-        self.waiting: dict[int, None] | None = None  # rows whose cached prefix ends here
-        self.child: Node | None = None  # the youngest
-        self.previous: Node | None = None  # the next younger sibling
-        self.in_tree = True
-        if parent is None:
-            self.depth = 0
-            self.next: Node | None = None  # the next older sibling
-        else:
-            self.depth = parent.depth + 1
-            older = self.next = parent.child
-            if older is not None:
-                older.previous = self
-            parent.child = self
-
-    def children(self) -> Iterator[Node]:
-        """Nodes right below, youngest first."""
-        each = self.child
-        while each is not None:
-            yield each
-            each = each.next
-
-    def unlink(self) -> None:
-        """Be a child no longer."""
-        assert self.parent is not None
-        if self.previous is not None:
-            self.previous.next = self.next
-        else:
-            self.parent.child = self.next
-        if self.next is not None:
-            self.next.previous = self.previous
-        self.previous = self.next = None
-        self.in_tree = False
+    block: int  # -1: the empty prefix
+    name: int
 
 
 class Watcher(Protocol):
     """Is told when prefixes appear and disappear."""
 
-    def on_published(self, node: Node) -> None:
-        """The node has a block from now on."""
+    def on_published(self, keys: Sequence[BlockKey]) -> None:
+        """Blocks with these keys can be found from now on."""
 
-    def on_evicted(self, node: Node) -> None:
-        """The node has no block any more."""
+    def on_unpublished(self, blocks: Blocks) -> None:
+        """These blocks cannot be found any more."""
 
 
 class PrefixIndex:
-    """Nodes by key and by block. Knows nothing of reference counts."""
+    """Published blocks by key. Knows nothing of reference counts."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_blocks: int, block_size: int) -> None:
         self.watcher: Watcher | None = None
-        self.wanted: dict[BlockKey, dict[int, None]] = {}  # key -> rows that lack this block first
-        self._nodes: dict[BlockKey, Node] = {}
-        self._of_block: dict[int, Node] = {}
-        self._roots: WeakValueDictionary[str, Node] = WeakValueDictionary()  # by salt
+        self.names: Names = np.zeros(num_blocks, dtype=np.int64)  # 0: not published
+        self._after: Names = np.zeros(num_blocks, dtype=np.int64)  # name of the publication before
+        self._tokens: Tokens = np.zeros((num_blocks, block_size), dtype=np.int32)
+        self._keys = np.empty(num_blocks, dtype=object)
+        self._block_of: dict[BlockKey, int] = {}
+        self._roots: OrderedDict[str, int] = OrderedDict()  # salt -> name, below 0
+        self._last_name = self._last_root = 0
 
     def __len__(self) -> int:
         """Published blocks."""
-        return len(self._of_block)
+        return len(self._block_of)
 
-    def __contains__(self, block: int) -> bool:
-        return block in self._of_block
+    def root(self, salt: str) -> Prefix:
+        """The empty prefix under `salt`."""
+        name = self._roots.get(salt)
+        if name is None:
+            self._last_root -= 1
+            name = self._roots[salt] = self._last_root
+            if len(self._roots) > _MOST_ROOTS:
+                self._roots.popitem(last=False)
+        return Prefix(_NO_BLOCK, name)
 
-    def root(self, salt: str) -> Node:
-        """Where every prefix under `salt` begins."""
-        node = self._roots.get(salt)
-        if node is None:
-            node = self._roots[salt] = Node(root_key(salt), None, b"")
-            node.block = _ROOT_BLOCK
-        return node
+    def is_alive(self, prefix: Prefix) -> bool:
+        """Whether the prefix can still be continued."""
+        return prefix.block < 0 or bool(self.names[prefix.block] == prefix.name)
 
-    def child(self, parent: Node, key: BlockKey, tokens: bytes) -> Node | None:
-        """The node of `tokens` right after `parent`, with a block or without.
+    def end(self, prefix: Prefix, blocks: Sequence[int] | Blocks) -> Prefix:
+        """The prefix that ends with the last of `blocks`, or `prefix` if there are none."""
+        return Prefix(int(blocks[-1]), int(self.names[blocks[-1]])) if len(blocks) else prefix
 
-        A key alone proves nothing: two prefixes with one key would read each other's values.
+    def match(self, prefix: Prefix, keys: Sequence[BlockKey], tokens: Tokens) -> Blocks:
+        """The blocks that continue `prefix`, as far as they are published.
+
+        tokens: [keys, block_size], what the keys stand for.
         """
-        node = self._nodes.get(key)
-        if node is None or node.parent is not parent or node.tokens != tokens:
-            return None
-        return node
+        found: list[int] = []
+        for key in keys:
+            block = self._block_of.get(key)
+            if block is None:
+                break
+            found.append(block)
+        blocks = np.array(found, dtype=np.int32)
+        if not found:
+            return blocks
+        before = np.concatenate(((prefix.name,), self.names[blocks[:-1]]))
+        right = self._after[blocks] == before
+        right &= (self._tokens[blocks] == tokens[: len(blocks)]).all(axis=1)
+        return blocks if right.all() else blocks[: int(right.argmin())]
 
     def publish(
-        self, parent: Node, keys: Sequence[BlockKey], raw: bytes, blocks: Sequence[int]
-    ) -> Node | None:
-        """Make fully computed blocks findable, each unless its tokens are findable already.
+        self, prefix: Prefix, keys: Sequence[BlockKey], tokens: Tokens, blocks: Sequence[int]
+    ) -> tuple[Prefix, list[int]]:
+        """Make held, fully computed blocks findable after `prefix`, which must be alive.
 
-        Returns the node of the last one's tokens, whichever block it has; None if a key stands for
-        other tokens, so that nothing after them can be published either.
+        A block whose tokens are findable already is left alone, and the next one continues the
+        publication that is there. One that is in the way, because what it continued is gone or its
+        key means something else, is no longer findable.
 
-        Args:
-            parent: the node of what comes before them.
-            keys: one a block.
-            raw: ids of all their tokens, little-endian int32.
-            blocks: one after another in the sequence, all held.
+        Returns the prefix that ends with the last block, and the blocks that were in the way.
         """
-        nodes, of_block, wanted = self._nodes, self._of_block, self.wanted
-        node = parent if parent.in_tree else self._attach(parent)
-        size, start = len(raw) // max(1, len(blocks)), 0
-        for key, block in zip(keys, blocks, strict=True):
-            if node is None:
-                break
-            before, tokens = node, raw[start : start + size]
-            start += size
-            node = nodes.get(key)
-            if node is None:
-                node = nodes[key] = Node(key, before, tokens)
-            elif node.parent is not before or node.tokens != tokens:
-                return None
-            if node.block is None and block not in of_block:
-                node.block = block
-                of_block[block] = node
-                if key in wanted and self.watcher is not None:
-                    self.watcher.on_published(node)
-        return node
+        if self._is_clear(keys, blocks):
+            return self._add_run(prefix, keys, tokens, blocks), []
+        displaced: list[int] = []
+        for index, (key, block) in enumerate(zip(keys, blocks, strict=True)):
+            known = self.match(prefix, [key], tokens[index : index + 1])
+            if len(known):
+                prefix = self.end(prefix, known)
+                continue
+            for other in (self._block_of.get(key, block), block):
+                if self.names[other] != _UNPUBLISHED:
+                    self.remove(np.array([other], dtype=np.int32))
+                    displaced.append(other)
+            prefix = self._add_run(prefix, [key], tokens[index : index + 1], [block])
+        return prefix, displaced
 
-    def remove(self, block: int) -> None:
-        """Make a block unfindable, if it was findable."""
-        node = self._of_block.pop(block, None)
-        if node is None:
+    def publish_each(
+        self, after: Names, keys: Sequence[BlockKey], tokens: Tokens, blocks: Blocks
+    ) -> bool:
+        """`publish` for many rows with one block each, if nothing at all is in the way.
+
+        after: the names of the publications that they continue, all alive.
+        Returns whether it was done.
+        """
+        if not self._is_clear(keys, blocks):
+            return False
+        self._add(after, keys, tokens, blocks)
+        return True
+
+    def _is_clear(self, keys: Sequence[BlockKey], blocks: Sequence[int] | Blocks) -> bool:
+        """Whether neither the keys nor the blocks have a publication yet."""
+        return (
+            self._block_of.keys().isdisjoint(keys)
+            and not self.names[blocks].any()
+            and len(set(keys)) == len(keys)
+        )
+
+    def remove(self, blocks: Blocks) -> None:
+        """Make these blocks unfindable, as far as they were findable; none twice."""
+        blocks = blocks[self.names[blocks] != _UNPUBLISHED]
+        if not len(blocks):
             return
-        node.block = None
+        for key in self._keys[blocks].tolist():
+            del self._block_of[key]
+        self._keys[blocks] = None
+        self.names[blocks] = _UNPUBLISHED
         if self.watcher is not None:
-            self.watcher.on_evicted(node)
-        if node.child is None:
-            self._prune(node)
+            self.watcher.on_unpublished(blocks)
 
-    def blocks(self, node: Node) -> list[int]:
-        """The blocks of the whole prefix that ends with `node`, first to last."""
-        found: list[int] = []
-        each: Node | None = node
-        while each is not None and each.parent is not None:
-            assert each.block is not None, "a hole in a cached prefix"
-            found.append(each.block)
-            each = each.parent
-        return found[::-1]
+    def _add_run(
+        self, prefix: Prefix, keys: Sequence[BlockKey], tokens: Tokens, blocks: Sequence[int]
+    ) -> Prefix:
+        if not len(blocks):
+            return prefix
+        after = np.arange(self._last_name, self._last_name + len(blocks))
+        after[0] = prefix.name
+        self._add(after, keys, tokens, blocks)
+        return Prefix(blocks[-1], self._last_name)
 
-    def _attach(self, node: Node) -> Node | None:
-        """The node of the same prefix that is in the tree now; put back if it was pruned."""
-        if node.in_tree:
-            return node
-        assert node.parent is not None
-        parent = self._attach(node.parent)
-        if parent is None:
-            return None
-        known = self._nodes.get(node.key)
-        if known is None:
-            known = self._nodes[node.key] = Node(node.key, parent, node.tokens)
-        return known if known.parent is parent and known.tokens == node.tokens else None
-
-    def _prune(self, node: Node) -> None:
-        while node.block is None and node.child is None and node.parent is not None:
-            del self._nodes[node.key]
-            node.unlink()
-            node = node.parent
+    def _add(
+        self,
+        after: Names,
+        keys: Sequence[BlockKey],
+        tokens: Tokens,
+        blocks: Sequence[int] | Blocks,
+    ) -> None:
+        first = self._last_name + 1
+        self._last_name += len(blocks)
+        self.names[blocks] = np.arange(first, first + len(blocks))
+        self._after[blocks] = after
+        self._tokens[blocks] = tokens
+        self._keys[blocks] = keys
+        self._block_of.update(zip(keys, blocks, strict=True))
+        if self.watcher is not None:
+            self.watcher.on_published(keys)
 
     def check(self) -> None:
-        """Raises AssertionError where the tree contradicts itself."""
-        for block, node in self._of_block.items():
-            assert node.block == block, "a node and its block disagree"
-            assert self._nodes[node.key] is node, "a published node is not in the tree"
-        for key, node in self._nodes.items():
-            assert node.key == key
-            assert node.parent is not None
-            assert node.in_tree
-            assert node in node.parent.children(), "a node is no child of its parent"
-            assert node.block is not None or node.child, "a node without use"
-            assert node.block is None or self._of_block[node.block] is node
+        """Raises AssertionError where the index contradicts itself."""
+        published = np.flatnonzero(self.names)
+        names = self.names[published]
+        assert len(set(names.tolist())) == len(published) == len(self._block_of)
+        for block in published.tolist():
+            assert self._block_of[self._keys[block]] == block, "the index is not one to one"

@@ -9,7 +9,8 @@ import numpy.typing as npt
 
 from cadenza.scheduler.decisions import Parked, Unparked
 from cadenza.scheduler.plan import Int32Array, Int64Array, StepOutcome, StepPlan
-from cadenza.scheduler.prefix import block_key, extend_keys
+from cadenza.scheduler.prefix import BlockKey, block_key, extend_keys, root_key
+from cadenza.scheduler.prefix_index import Prefix, Tokens
 from cadenza.scheduler.states import FinishReason, State
 from cadenza.scheduler.stores import Stores
 from cadenza.scheduler.table import Rows
@@ -140,7 +141,7 @@ class Reaper:
             places, several = several[: len(branches)], several[len(branches) :]
             sampled[places] = branches
             for _ in branches[1:]:
-                stores.pool.pin(table.blocks(row).tolist())
+                stores.pool.pin(table.blocks(row))
                 stores.credits.hold(int(table.credit[row]))
         return sampled
 
@@ -193,38 +194,56 @@ class Reaper:
         )
         # In the order of the plan, in which decodes come first: of two equal blocks the first wins
         cut = len(rows) if at_tail.all() else int(at_tail.argmin())
-        self._publish_tails(rows[:cut])
-        for row, upto in zip(rows[cut:].tolist(), full[cut:].tolist(), strict=True):
+        if cut and self._publish_tails(rows[:cut]):
+            rows, full = rows[cut:], full[cut:]
+        for row, upto in zip(rows.tolist(), full.tolist(), strict=True):
             self._publish_row(row, upto)
-        table.published_blocks[rows] = full
 
-    def _publish_tails(self, rows: Rows) -> None:
-        """Decoding rows that filled one block: its ids still stand in the tail buffer."""
+    def _publish_tails(self, rows: Rows) -> bool:
+        """Decoding rows that filled one block: its ids still stand in the tail buffer.
+
+        Returns whether it was done: not if there is anything to find out row by row.
+        """
         table, index = self._stores.table, self._stores.pool.index
-        depths = table.published_blocks[rows]
-        blocks = table.block_table[table.seat[rows], depths].tolist()
-        raw, size = table.tail[table.seat[rows]].astype("<i4").tobytes(), 4 * table.block_size
+        ends, names = table.prefix_block[rows], table.prefix_name[rows]
+        if not ((index.names[ends] == names) | (ends < 0)).all():
+            return False
+        seats, depths = table.seat[rows], table.published_blocks[rows]
+        tokens, blocks = table.tail[seats], table.block_table[seats, depths]
+        keys = self._hash_tails(rows, depths, tokens)
+        if not index.publish_each(names, keys, tokens, blocks):
+            return False
+        table.prefix_block[rows], table.prefix_name[rows] = blocks, index.names[blocks]
+        table.published_blocks[rows] = depths + 1
+        return True
+
+    def _hash_tails(self, rows: Rows, depths: Rows, tokens: Tokens) -> list[BlockKey]:
+        raw, size = tokens.astype("<i4").tobytes(), 4 * self._stores.config.block_size
+        hashed: list[BlockKey] = []
         start = 0
-        for row, depth, block in zip(rows.tolist(), depths.tolist(), blocks, strict=True):
-            cold, tokens = table.cold(row), raw[start : start + size]
+        for row, depth in zip(rows.tolist(), depths.tolist(), strict=True):
+            cold = self._stores.table.cold(row)
+            keys = cold.keys
+            if depth == len(keys):
+                parent = keys[-1] if keys else root_key(cold.salt)
+                keys.append(block_key(parent, raw[start : start + size]))
+            hashed.append(keys[depth])
             start += size
-            if cold.published is None:
-                continue
-            if depth == len(cold.keys):
-                cold.keys.append(block_key(cold.published.key, tokens))
-            key = cold.keys[depth]
-            cold.published = index.publish(cold.published, (key,), tokens, (block,))
+        return hashed
 
     def _publish_row(self, row: int, upto: int) -> None:
-        table, index = self._stores.table, self._stores.pool.index
-        cold, size = table.cold(row), table.block_size
-        if cold.published is None:
-            return
+        table, pool, size = self._stores.table, self._stores.pool, self._stores.config.block_size
+        cold, first = table.cold(row), int(table.published_blocks[row])
+        prefix = Prefix(int(table.prefix_block[row]), int(table.prefix_name[row]))
+        if not pool.index.is_alive(prefix):
+            # It continued another row's publication, which is gone; its own blocks take over
+            prefix, first = pool.index.root(cold.salt), 0
         extend_keys(cold.keys, cold.salt, cold.tokens, size, upto)
-        first = int(table.published_blocks[row])
-        cold.published = index.publish(
-            cold.published,
+        end = pool.publish(
+            prefix,
             cold.keys[first:upto],
-            cold.tokens[first * size : upto * size].astype("<i4").tobytes(),
+            cold.tokens[first * size : upto * size].reshape(-1, size),
             table.blocks(row)[first:upto].tolist(),
         )
+        table.prefix_block[row], table.prefix_name[row] = end
+        table.published_blocks[row] = upto

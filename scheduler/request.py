@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from cadenza.scheduler.prefix import BlockKey
-from cadenza.scheduler.prefix_index import Node
 
 Tokens = npt.NDArray[np.int32]
 
@@ -99,14 +98,9 @@ class Request:
     choices: list[int]  # request numbers; one, except until a prompt with several is complete
     seats: list[int] = field(default_factory=list)  # one a choice while the row is seated
     keys: list[BlockKey] = field(default_factory=list)
-    published: Node | None = None  # of its last published block; None: nothing more can be
     host: HostCopy | None = None
     lost_tokens: int = 0  # computed, and dropped by the last preemption
     left_s: float = 0.0  # when it lost its seat, or arrived
-
-    def block_bytes(self, index: int, block_size: int) -> bytes:
-        """The ids of one full block, for comparison."""
-        return self.tokens[index * block_size : (index + 1) * block_size].astype("<i4").tobytes()
 
     def make_room(self, capacity: int) -> None:
         """Let `tokens` grow in place up to `capacity` ids; called once, at the first admission."""
@@ -123,6 +117,5 @@ class Request:
             choices=[self.choices[rank]],
             seats=[self.seats[rank]],
             keys=list(self.keys),
-            published=self.published,
             left_s=self.left_s,
         )

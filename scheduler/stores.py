@@ -8,7 +8,7 @@ import numpy as np
 
 from cadenza.policies.decisions import Decisions
 from cadenza.policies.views import StepView
-from cadenza.scheduler.blocks import BlockPool
+from cadenza.scheduler.blocks import BlockPool, Blocks
 from cadenza.scheduler.config import SchedulerConfig
 from cadenza.scheduler.costs import CostModel
 from cadenza.scheduler.credits import Credits
@@ -55,7 +55,7 @@ class Stores:
             max_model_len=config.max_model_len,
             block_size=config.block_size,
         )
-        self.pool = BlockPool(config.num_blocks)
+        self.pool = BlockPool(config.num_blocks, config.block_size)
         self.host = HostPool(config.num_host_blocks)
         self.prefixes = WaitingPrefixes(self.table, self.pool.index)
 
@@ -77,6 +77,13 @@ class Stores:
             free_host_blocks=self.host.num_free,
             preemptions=self.totals.preemptions,
         )
+
+    def findable(self, row: int, tokens: int) -> Blocks:
+        """The blocks in which the row's first full blocks can be found now, up to `tokens`."""
+        cold, size = self.table.cold(row), self.config.block_size
+        full = min(tokens // size, len(cold.keys))
+        ids = cold.tokens[: full * size].reshape(-1, size)
+        return self.pool.index.match(self.pool.index.root(cold.salt), cold.keys[:full], ids)
 
     def follow(self, row: int) -> None:
         """Keep the cached prefix of a row that has begun to wait current."""

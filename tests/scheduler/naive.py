@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 
 @dataclass(eq=False)
 class Block:
-    key: tuple[int, ...] | None = None  # every token up to the block's end, once published
+    key: tuple[int, ...] | None = None  # every token up to the block's end, while published
+    name: object = None  # of this publication; a new one each time
+    after: object = None  # the name of the publication that it continues
     references: int = 1
 
 
@@ -23,6 +25,8 @@ class Row:
     max_tokens: int
     computed: int = 0
     published: int = 0
+    end: Block | None = None  # of the published prefix that its blocks continue
+    end_name: object = None
     blocks: list[Block] = field(default_factory=list)
     rank: int = -1  # of the first admission
     seat: int = -1
@@ -85,9 +89,13 @@ class NaiveScheduler:
             if row.request in sampled:
                 row.tokens.append(sampled[row.request])
         for row, _ in self.planned:
+            if (row.published + 1) * self.size <= row.computed and not self.lives(row):
+                row.published, row.end, row.end_name = 0, None, None
             while (row.published + 1) * self.size <= row.computed:
                 end = (row.published + 1) * self.size
-                self.publish(row.blocks[row.published], tuple(row.tokens[:end]))
+                key, block = tuple(row.tokens[:end]), row.blocks[row.published]
+                row.end = self.publish(block, key, row.end_name)
+                row.end_name = row.end.name
                 row.published += 1
         for row, _ in self.planned:
             generated = len(row.tokens) - row.prompt
@@ -110,7 +118,7 @@ class NaiveScheduler:
             hits: list[Block] = []
             while (len(hits) + 1) * self.size < len(row.tokens):
                 found = self.index.get(tuple(row.tokens[: (len(hits) + 1) * self.size]))
-                if found is None:
+                if found is None or found.after is not (hits[-1].name if hits else None):
                     break
                 hits.append(found)
             fresh = -(-len(row.tokens) // self.size) - len(hits)
@@ -127,6 +135,8 @@ class NaiveScheduler:
                 self.hold(block)
             row.blocks = hits + [self.take() for _ in range(fresh)]
             row.computed, row.published = len(hits) * self.size, len(hits)
+            row.end = hits[-1] if hits else None
+            row.end_name = row.end.name if row.end else None
             self.waiting.remove(row)
             row.seat = self.free_seats.pop()
             if row.rank < 0:
@@ -152,7 +162,7 @@ class NaiveScheduler:
             self.running.remove(row)
             self.free_seats.append(row.seat)
             self.release(row.blocks)
-            row.blocks, row.computed, row.published = [], 0, 0
+            row.blocks, row.computed, row.published, row.end = [], 0, 0, None
             self.waiting = sorted([*self.waiting, row], key=self.arrivals.index)
             self.preempted.append(row.request)
 
@@ -196,7 +206,7 @@ class NaiveScheduler:
         if self.free:
             self.free -= 1
         else:
-            del self.index[self.cached.pop(0).key]  # type: ignore[arg-type]
+            self.hide(self.cached.pop(0))
         return Block()
 
     def hold(self, block: Block) -> None:
@@ -212,7 +222,24 @@ class NaiveScheduler:
             elif block.references == 0:
                 self.cached.append(block)
 
-    def publish(self, block: Block, key: tuple[int, ...]) -> None:
-        if key not in self.index:
-            self.index[key] = block
-            block.key = key
+    def lives(self, row: Row) -> bool:
+        return row.end is None or (row.end.key is not None and row.end.name is row.end_name)
+
+    def hide(self, block: Block) -> None:
+        assert block.key is not None
+        del self.index[block.key]
+        block.key = None
+
+    def publish(self, block: Block, key: tuple[int, ...], after: object) -> Block:
+        known = self.index.get(key)
+        if known is not None and known.after is after:
+            return known
+        for other in (known, block):
+            if other is not None and other.key is not None:
+                self.hide(other)
+                if other in self.cached:
+                    self.cached.remove(other)
+                    self.free += 1
+        self.index[key] = block
+        block.key, block.name, block.after = key, object(), after
+        return block
