@@ -87,7 +87,7 @@ def test_choices_share_the_prompt_and_copy_its_partial_block_at_the_first_write(
 @pytest.mark.parametrize("before", [1, 2, 3])
 @pytest.mark.parametrize("leave", ["drop", "finish"])
 def test_choices_leave_in_every_order_and_the_others_go_on(length: int, before: int, leave: str):
-    """`before` steps run first: the first leaves before anybody wrote, or after one or two writes."""
+    """The first leaves after `before` steps: before anybody wrote, or after one write or two."""
     prompt = prompt_of(length)
     for order in permutations((1, 2, 3)):
         driver = Driver()
