@@ -4,6 +4,7 @@
 #   make test         the tests; PYTEST="tests/scheduler -x" narrows them
 #   make check        linters, strict types, protos linted and current
 #   make test-extra   slower tests, bounded
+#   make soak         random lives of the scheduler, for ever; SEED=17 begins with that one
 #   make bench-startup, make bench-front, make bench-decode
 #   make bench-scheduler  beside vLLM's; VLLM_VENV and MODEL_DIR name its venv and a model folder
 #
@@ -13,6 +14,7 @@ TORCH_SPEC ?= torch==2.13.0
 PYTHON3 ?= python3
 ARGS ?=
 PYTEST ?= tests
+SEED ?=
 
 # As the service starts its engine: threads that spin for long stop each other on shared cores
 export GOMP_SPINCOUNT ?= 1000
@@ -23,7 +25,7 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet
 FOLDERS := checkpoints cli engine kernels policies scheduler service testing wire
 PACKAGES := $(FOLDERS) protos/cadenza/v1
 
-.PHONY: serve test check test-extra protos install install-dev bench-startup bench-front \
+.PHONY: serve test check test-extra soak protos install install-dev bench-startup bench-front \
 	bench-decode bench-scheduler clean
 
 serve: install
@@ -37,6 +39,9 @@ test-extra: install-dev
 
 test-gpu: install-dev
 	$(PYTHON) -m pytest -m gpu $(PYTEST)
+
+soak: install-dev
+	PYTHONPATH=. $(PYTHON) -m tests.scheduler.soak $(SEED)
 
 check: install-dev
 	$(VENV)/bin/ruff format --check .

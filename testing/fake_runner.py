@@ -42,7 +42,8 @@ class FakeRunner:
     """Knows only what plans wrote into its cache, slot by slot.
 
     A wrong slot, table, position, copy or seat, a block reused too early, or one matched after
-    another prefix changes the token or trips an assertion. Requests in `fail` fail in every step.
+    another prefix changes the token or trips an assertion. All that a new seat need not compute is
+    computed here again and compared. Requests in `fail` fail in every step.
     """
 
     def __init__(self, num_blocks: int, block_size: int, num_host_blocks: int = 0) -> None:
@@ -56,6 +57,7 @@ class FakeRunner:
     def execute(self, plan: StepPlan) -> StepOutcome:
         self._copy(plan)
         self._check(plan)
+        self._check_found(plan)
         states = self._compute(plan)
         tokens = [
             _sample(states[row], self.choice_of.get(request, 0))
@@ -96,16 +98,13 @@ class FakeRunner:
         places = zip(
             plan.tokens.tolist(), plan.positions.tolist(), plan.slots.tolist(), strict=True
         )
-        states = []
-        for row, (context, new) in enumerate(
-            zip(plan.num_context.tolist(), plan.num_new.tolist(), strict=True)
-        ):
-            state = self._before(plan, row, context)
+        contexts = plan.num_context.tolist()
+        states = [self._before(plan, row, context) for row, context in enumerate(contexts)]
+        for row, new in enumerate(plan.num_new.tolist()):
             for token, position, slot in islice(places, new):
-                state = self._cache[slot] = _advance(state, token, position)
-            last = self._slot(plan, row, context + new - 1)
-            assert self._cache[last] == state, "slots are not the table's"
-            states.append(state)
+                states[row] = self._cache[slot] = _advance(states[row], token, position)
+            last = self._slot(plan, row, contexts[row] + new - 1)
+            assert self._cache[last] == states[row], "slots are not the table's"
         return states
 
     def _before(self, plan: StepPlan, row: int, context: int) -> bytes:
@@ -118,6 +117,18 @@ class FakeRunner:
     def _slot(self, plan: StepPlan, row: int, position: int) -> int:
         block = int(plan.block_tables[row, position // self._block_size])
         return block * self._block_size + position % self._block_size
+
+    def _check_found(self, plan: StepPlan) -> None:
+        """The whole context of each row that got its seat now, found or copied in, is its own."""
+        known = {seated.seat: seated.tokens for seated in plan.seated}
+        for row, seat in enumerate(plan.seats.tolist() if known else ()):
+            if seat not in known:
+                continue
+            state = _START
+            for position, token in enumerate(known[seat][: plan.num_context[row]].tolist()):
+                state = _advance(state, token, position)
+                found = self._cache[self._slot(plan, row, position)]
+                assert found == state, "a row was seated on what others wrote"
 
     def _check(self, plan: StepPlan) -> None:
         for seated in plan.seated:

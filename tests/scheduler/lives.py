@@ -1,171 +1,216 @@
-"""Random lives of a scheduler with everything in them, driven from one seed.
+"""Lives of a scheduler with everything in them, and what must hold in each.
 
-Arrivals of one choice or several, of shared prefixes and salts, with and without credit and
-deadlines; aborts, stops, grants, forced preemptions of either kind, resets of the prefix cache;
-pools from far too small to roomy; every built-in policy. After every step all invariants are
-recounted, and every token is compared with what the request would get alone.
+A `Life` is one scheduler, its clients, and the answers that they have to get. What happens is up
+to the caller: `RandomLife` rules it from a seed, `test_hypothesis` by a search. After every step
+all invariants are recounted (`Driver`), every record must fit the history of its request
+(`Histories`), and every token is compared with what the request would get alone.
 """
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
+from cadenza.policies import RequestColumns, StepView, hookimpl
+from cadenza.policies.builtin import BUILTIN
 from cadenza.policies.profile import Profile
-from cadenza.scheduler.costs import CostModel
+from cadenza.scheduler.request import Refused
 from cadenza.scheduler.states import FinishReason
 from cadenza.testing import Driver, oracle
-from cadenza.testing.driver import STEP_S
+from tests.scheduler.histories import Histories
 
-ORDERS = ["fcfs", "priority"]
-RESERVATIONS = ["none", "no-evict", "new-token-ratio", "past-future"]
-VICTIMS = ["newest", "lowest-priority"]
-FLAVOURS = ["recompute", "swap", "cost-model"]
-DISPLACEMENTS = ["nobody", "nobody", "strict-priority"]
+NEVER = float("inf")
 PATIENCE = 400  # steps in which a life must end once nothing arrives and everybody has credit
 
 
-@dataclass
-class Expected:
-    """What a choice may still get."""
+class Impatient:
+    """A guard that marks whoever was overtaken twice, so that small cases starve."""
 
-    tokens: list[int]  # all that it would get alone
-    leaves: bool = False  # it was aborted or stopped, or has a deadline: may end early
+    name = "impatient"
+
+    @hookimpl
+    def guard_starvation(self, waiting: RequestColumns, step: StepView) -> np.ndarray:
+        return waiting.overtakes >= 2
+
+
+CHOICES: dict[str, list[str]] = {
+    "order_admissions": ["fcfs", "priority"],
+    "reserve_blocks": ["none", "none", "no-evict", "new-token-ratio", "past-future"],
+    "select_victims": ["newest", "lowest-priority"],
+    "choose_preemption": ["recompute", "swap", "cost-model"],
+    "allow_displacement": ["nobody", "strict-priority"],
+    "guard_starvation": ["bounded-overtake", Impatient.name],
+}
+
+
+def profile_of(names: dict[str, str]) -> Profile:
+    return Profile(names, {**BUILTIN, Impatient.name: Impatient})
+
+
+@dataclass
+class Stream:
+    """A client: its choices, and how it takes tokens."""
+
+    requests: range
+    window: int | None  # tokens it takes at a time; None: all
+    unread: int = 0  # tokens received since the last grant
+
+    @property
+    def wants_to_grant(self) -> bool:
+        """Clients grant when half the window is used."""
+        return self.window is not None and 2 * self.unread >= self.window
+
+
+@dataclass
+class Answer:
+    """What a choice gets alone, and whether it may get less."""
+
+    tokens: list[int]
+    end: FinishReason
+    may_end_early: bool = False  # dropped, stopped, failed, or with a deadline
 
 
 @dataclass
 class Life:
-    """One scheduler, its requests, and the chance that rules them."""
+    """A scheduler among its clients. Every act takes effect at once or in the next step."""
 
-    seed: int
-    driver: Driver = field(init=False)
-    expected: dict[int, Expected] = field(default_factory=dict)
+    driver: Driver
+    name: str = ""  # what to call it when it goes wrong
+    answers: dict[int, Answer] = field(default_factory=dict)
+    streams: dict[int, Stream] = field(default_factory=dict)  # by choice, while not ended
+    histories: Histories = field(default_factory=Histories)
     next_request: int = 0
-    trace: list[tuple[Any, ...]] = field(default_factory=list)
+    forced: bool = False  # a preemption, which the scheduler does not count as work
 
-    def __post_init__(self) -> None:
-        self.chance = random.Random(self.seed)
-        self.driver = self._driver()
+    @property
+    def unfinished(self) -> list[int]:
+        """Choices that have not ended, as far as clients know."""
+        return list(self.streams)
 
-    def _driver(self) -> Driver:
-        chance = self.chance
-        size = chance.choice([1, 2, 4, 8])
-        num_blocks = chance.randint(max(2, -(-6 // size)), 30)
-        seats = chance.randint(1, 8)
-        profile = Profile(
-            {
-                "order_admissions": chance.choice(ORDERS),
-                "reserve_blocks": chance.choice(RESERVATIONS),
-                "select_victims": chance.choice(VICTIMS),
-                "choose_preemption": chance.choice(FLAVOURS),
-                "allow_displacement": chance.choice(DISPLACEMENTS),
-            }
-        )
-        driver = Driver(
-            profile,
-            costs=CostModel(token_s=1e-3, copy_block_s=chance.choice([1e-4, 1e-2])),
-            num_blocks=num_blocks,
-            block_size=size,
-            max_model_len=min(64, num_blocks * size),
-            max_num_seqs=seats,
-            max_num_batched_tokens=seats + size + chance.randint(0, 30),
-            enable_prefix_caching=chance.random() < 0.85,
-            watermark=chance.choice([0.0, 0.05]),
-            num_host_blocks=chance.choice([0, 3, 40]),
-            max_preemptions=chance.choice([0, 1, 8]),
-            stall_steps=50,
-        )
-        return driver
-
-    def arrive(self) -> None:
-        """One request, of one choice or several."""
-        chance, driver = self.chance, self.driver
-        config = driver.scheduler.config
-        prompt = [chance.randint(1, 2) for _ in range(chance.randint(1, config.max_model_len - 1))]
-        n = chance.choice([1, 1, 1, 2, 3])
-        n = min(n, config.max_num_seqs)
-        max_tokens = chance.randint(1, 40)
+    def arrive(self, prompt: list[int], max_tokens: int, n: int = 1, **fields: Any) -> bool:
+        """One request, of one choice or several; returns whether it was taken."""
+        config = self.driver.scheduler.config
         request = self.next_request
         self.next_request += n
-        deadline_s = driver.now_s + chance.uniform(0, 40 * STEP_S)
-        late = chance.random() < 0.05
-        driver.add(
-            request,
-            prompt,
-            max_tokens,
-            n=n,
-            priority=chance.randint(0, 3),
-            cache_salt=chance.choice(["", "", "salt"]),
-            credit=chance.choice([None, None, n, n + 3]),
-            may_swap=chance.random() < 0.9,
-            may_recompute=chance.random() < 0.9,
-            deadline_s=deadline_s if late else float("inf"),
-        )
-        most = min(max_tokens, config.max_model_len - len(prompt))
+        emitted = fields.get("emitted", ())
+        fields["emitted"] = np.array(emitted, dtype=np.int32)
+        fits = len(prompt) + len(emitted) < config.max_model_len
+        try:
+            self.driver.add(request, prompt, max_tokens, n=n, **fields)
+        except Refused:
+            assert n > config.max_num_seqs or not fits or len(emitted) >= max_tokens, self.name
+            return False
+        stream = Stream(range(request, request + n), fields.get("credit"))
+        most = min(max_tokens, config.max_model_len - len(prompt)) - len(emitted)
         for choice in range(n):
-            tokens = oracle(prompt, most, choice)
-            self.expected[request + choice] = Expected(tokens, leaves=late)
+            answer = self._alone([*prompt, *emitted], most, choice, fields)
+            answer.may_end_early = fields.get("deadline_s", NEVER) < NEVER
+            self.answers[request + choice] = answer
+            self.streams[request + choice] = stream
+        return True
 
-    def disturb(self) -> None:
-        """One thing that clients, operators or tests may do at any time, to anybody."""
-        chance, scheduler = self.chance, self.driver.scheduler
-        request = chance.randrange(self.next_request + 1)  # an unknown one now and then
-        act = chance.choice(["drop", "finish", "grant", "grant", "swap", "recompute", "reset"])
-        match act:
-            case "drop" | "finish":
-                getattr(scheduler, act)(request)
-                if request in self.expected:
-                    self.expected[request].leaves = True
-            case "grant":
-                scheduler.grant(request, chance.randint(1, 8))
-            case "swap" | "recompute":
-                scheduler.preempt(request, swap=act == "swap")
-            case "reset":
-                if chance.random() < 0.2:
-                    scheduler.reset_prefix_cache()
+    def _alone(self, prompt: list[int], most: int, choice: int, fields: dict[str, Any]) -> Answer:
+        eos = self.driver.scheduler.config.eos_token_ids
+        if fields.get("ignore_eos", False):
+            eos = frozenset()
+        tokens = oracle(prompt, most, choice)
+        stops = fields.get("stop_token_ids", frozenset())
+        for index, token in enumerate(tokens):
+            if token in eos or token in stops:
+                end = FinishReason.EOS if token in eos else FinishReason.STOP_TOKEN
+                return Answer(tokens[: index + 1], end)
+        return Answer(tokens, FinishReason.LENGTH)
+
+    def leave(self, request: int, *, stopped: bool = False) -> None:
+        """The client of a choice is gone, or has found a stop string. Anybody's, even nobody's."""
+        scheduler = self.driver.scheduler
+        (scheduler.finish if stopped else scheduler.drop)(request)
+        self._may_end_early(request)
+        self.streams.pop(request, None)
+
+    def fail(self, request: int) -> None:
+        """The choice's logits are not finite from now on."""
+        if request in self.answers:
+            self.driver.runner.fail.add(request)
+            self._may_end_early(request)
+
+    def preempt(self, request: int, *, swap: bool) -> None:
+        """The row of the choice loses its seat in the next step, if it has one."""
+        self.driver.scheduler.preempt(request, swap=swap)
+        self.forced = True
+
+    def set_deadline(self, request: int, deadline_s: float) -> None:
+        """For the row that the choice is in, so perhaps for all of the request."""
+        self.driver.scheduler.set_deadline(request, deadline_s)
+        if request in self.streams:
+            for choice in self.streams[request].requests:
+                self._may_end_early(choice)
+
+    def grant(self, request: int) -> None:
+        """The reader of a choice takes what it received once more."""
+        stream = self.streams.get(request)
+        if stream is not None and stream.window is not None and stream.unread:
+            self.driver.scheduler.grant(request, stream.unread)
+            stream.unread = 0
+
+    def _may_end_early(self, request: int) -> None:
+        if request in self.answers:
+            self.answers[request].may_end_early = True
 
     def step(self) -> None:
-        report = self.driver.step()
-        self.trace.append(
-            (report.requests.tolist(), report.tokens.tolist(), report.finished.tolist())
-        )
-        self.trace += [(record,) for record in report.decisions]
-
-    def live(self, arrivals: int) -> None:
-        """Let requests come, disturb them, and see all of them to their end."""
-        for _ in range(arrivals):
-            self.arrive()
-            for _ in range(self.chance.randint(0, 4)):
-                self.step()
-                if self.chance.random() < 0.3:
-                    self.disturb()
-        self.settle()
+        """One step, and what must be true of it."""
+        driver, scheduler = self.driver, self.driver.scheduler
+        had_work, self.forced = scheduler.has_work or self.forced, False
+        report = driver.step()
+        assert had_work or driver.plan is None, f"{self.name}: a plan out of nothing"
+        assert scheduler.next_deadline_s > driver.now_s, f"{self.name}: a deadline passed unseen"
+        self.histories.extend(report, driver.plan)
+        for request, token, code in zip(
+            report.requests.tolist(), report.tokens.tolist(), report.finished.tolist(), strict=True
+        ):
+            if request in self.streams:
+                self.streams[request].unread += token >= 0
+                if code != FinishReason.NOT.value:
+                    del self.streams[request]
 
     def settle(self) -> None:
         """Everybody gets credit; a bounded number of steps sees all to their end."""
         scheduler = self.driver.scheduler
-        for request in range(self.next_request):
+        for request in self.unfinished:
             scheduler.grant(request, 1000)
-        generated = sum(len(each.tokens) for each in self.expected.values())
-        for _ in range(PATIENCE + 20 * generated):
+        left = sum(
+            len(self.answers[request].tokens) - len(self.driver.tokens.get(request, ()))
+            for request in self.unfinished
+        )
+        for _ in range(PATIENCE + 20 * left):
             if not scheduler.has_unfinished:
                 break
             self.step()
-        assert not scheduler.has_unfinished, f"seed {self.seed} does not come to an end"
+        assert not scheduler.has_unfinished, f"{self.name} does not come to an end"
         self.check()
 
     def check(self) -> None:
         """Every choice got its own tokens, whole unless it was cut, and ended once."""
         driver = self.driver
-        for request, expected in self.expected.items():
-            where = f"seed {self.seed}, request {request}"
+        for request, answer in self.answers.items():
+            where = f"{self.name}, request {request}"
             tokens = driver.tokens.get(request, [])
-            if expected.leaves:
-                assert tokens == expected.tokens[: len(tokens)], where
+            if answer.may_end_early:
+                assert tokens == answer.tokens[: len(tokens)], where
             else:
-                assert tokens == expected.tokens, where
-                assert driver.ends[request] is FinishReason.LENGTH, where
-        statistics = driver.scheduler.statistics()
-        assert statistics.free_blocks + statistics.cached_blocks == statistics.total_blocks
-        assert statistics.running == statistics.waiting == 0
+                assert tokens == answer.tokens, where
+                assert driver.ends[request] is answer.end, where
+        self.histories.check_ended()
+        self._check_statistics()
+
+    def _check_statistics(self) -> None:
+        figures, seen = self.driver.scheduler.statistics(), self.histories.seen
+        assert figures.free_blocks + figures.cached_blocks == figures.total_blocks
+        assert figures.running == figures.waiting == figures.parked == figures.swapped == 0
+        assert figures.preemptions == seen["swapped"] + seen["dropped"]
+        assert figures.swaps == seen["swapped"]
+        assert figures.computed_tokens == seen["tokens computed"]
+        assert figures.generated_tokens == seen["tokens generated"]
+        assert figures.decisions_lost == figures.policy_faults == 0

@@ -1,61 +1,58 @@
 """Random lives: whatever arrives, is chunked, preempted or dropped, every token is right."""
 
-import random
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
 
 import pytest
 
-from cadenza.policies.profile import Profile
-from cadenza.scheduler.states import FinishReason
-from cadenza.testing import Driver, oracle
+from tests.scheduler.random_lives import KINDS, seen_in
 
-SEEDS = 150
-
-
-def random_driver(chance: random.Random) -> Driver:
-    size = chance.choice([1, 2, 4, 8])
-    num_blocks = chance.randint(max(2, -(-6 // size)), 30)
-    seats = chance.randint(1, 8)
-    return Driver(
-        Profile({"reserve_blocks": chance.choice(["none", "new-token-ratio"])}),
-        num_blocks=num_blocks,
-        block_size=size,
-        max_model_len=min(64, num_blocks * size),
-        max_num_seqs=seats,
-        max_num_batched_tokens=seats + size + chance.randint(0, 30),
-        enable_prefix_caching=chance.random() < 0.8,
-        watermark=chance.choice([0.0, 0.05]),
-    )
+STEPS = 60_000
+GROUPS = 6
+MOST_STEPS = 1_000_000
+MOST_SECONDS = 180
+ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("group", range(10))
+@pytest.mark.parametrize("group", range(GROUPS))
 def test_random_lives_lose_and_double_nothing(group: int):
-    """The oracle computes each request alone; the pool is recounted after every step."""
-    preemptions = dropped = 0
-    for seed in range(group * SEEDS // 10, (group + 1) * SEEDS // 10):
-        chance = random.Random(seed)
-        driver = random_driver(chance)
-        longest = driver.scheduler.config.max_model_len
-        wanted: dict[int, list[int]] = {}
-        for request in range(chance.randint(1, 30)):
-            # Few distinct ids, so that prefixes are shared
-            prompt = [chance.randint(1, 2) for _ in range(chance.randint(1, longest - 1))]
-            max_tokens = chance.randint(1, 40)
-            driver.add(request, prompt, max_tokens)
-            wanted[request] = oracle(prompt, min(max_tokens, longest - len(prompt)))
-            for _ in range(chance.randint(0, 3)):
-                driver.step()
-            if chance.random() < 0.1 and wanted:
-                victim = chance.choice(list(wanted))
-                driver.scheduler.drop(victim)
-                if victim not in driver.ends:
-                    del wanted[victim]
-                    dropped += 1
+    """Each step is recounted, and each token compared with what the request gets alone."""
+    seen = seen_in(1000 * group, STEPS // GROUPS)
 
-        driver.run()
+    assert not [kind for kind in KINDS if not seen[kind]], "this no longer happens"
 
-        for request, tokens in wanted.items():
-            assert driver.tokens[request] == tokens, f"seed {seed}, request {request}"
-            assert driver.ends[request] is FinishReason.LENGTH
-        preemptions += driver.scheduler.statistics().preemptions
-    assert preemptions > 10, "the cases no longer preempt"
-    assert dropped > 0, "the cases no longer drop"
+
+@pytest.mark.extra
+@pytest.mark.timeout(2 * MOST_SECONDS)
+def test_many_more_random_lives(capsys: pytest.CaptureFixture[str]):
+    """As many steps as fit the time, on every core; how many is printed."""
+    cores = os.cpu_count() or 1
+    limits = [str(MOST_SECONDS), str(MOST_STEPS // cores)]
+    soaks = [
+        subprocess.Popen(
+            [sys.executable, "-P", "-m", "tests.scheduler.soak", str(10**6 * (core + 1)), *limits],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([*_paths(), str(ROOT)])},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for core in range(cores)
+    ]
+    outputs = [soak.communicate()[0] for soak in soaks]
+    assert [soak.returncode for soak in soaks] == [0] * cores, "the output above names the seed"
+
+    seen: Counter[str] = Counter()
+    for output in outputs:
+        seen += Counter(json.loads(output.splitlines()[-1]))
+    with capsys.disabled():
+        sys.stdout.write(f"\n{seen['steps']} random steps in {MOST_SECONDS} s on {cores} cores\n")
+    assert not [kind for kind in KINDS if not seen[kind]]
+
+
+def _paths() -> list[str]:
+    return [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
