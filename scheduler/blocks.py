@@ -80,6 +80,8 @@ class BlockPool:
 
     def pin(self, blocks: Blocks) -> None:
         """Add a reference to each of these published or held blocks; they stay until released."""
+        if not len(blocks):
+            return
         unheld = blocks[self._references[blocks] == 0].tolist()
         for block in unheld:
             del self._cached[block]
@@ -102,7 +104,7 @@ class BlockPool:
         self._free.extend(unheld[~published].tolist())
 
     def publish(
-        self, prefix: Prefix, keys: Sequence[BlockKey], tokens: Tokens, blocks: Sequence[int]
+        self, prefix: Prefix, keys: Sequence[BlockKey], tokens: Tokens, blocks: list[int]
     ) -> Prefix:
         """Make held blocks findable, as `PrefixIndex.publish` does; frees what was in the way."""
         end, displaced = self.index.publish(prefix, keys, tokens, blocks)

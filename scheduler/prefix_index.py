@@ -98,7 +98,7 @@ class PrefixIndex:
         return blocks if right.all() else blocks[: int(right.argmin())]
 
     def publish(
-        self, prefix: Prefix, keys: Sequence[BlockKey], tokens: Tokens, blocks: Sequence[int]
+        self, prefix: Prefix, keys: Sequence[BlockKey], tokens: Tokens, blocks: list[int]
     ) -> tuple[Prefix, list[int]]:
         """Make held, fully computed blocks findable after `prefix`, which must be alive.
 
@@ -108,7 +108,7 @@ class PrefixIndex:
 
         Returns the prefix that ends with the last block, and the blocks that were in the way.
         """
-        if self._is_clear(keys, blocks):
+        if self._take(keys, blocks):
             return self._add_run(prefix, keys, tokens, blocks), []
         displaced: list[int] = []
         for index, (key, block) in enumerate(zip(keys, blocks, strict=True)):
@@ -120,6 +120,7 @@ class PrefixIndex:
                 if self.names[other] != _UNPUBLISHED:
                     self.remove(np.array([other], dtype=np.int32))
                     displaced.append(other)
+            self._block_of[key] = block
             prefix = self._add_run(prefix, [key], tokens[index : index + 1], [block])
         return prefix, displaced
 
@@ -131,18 +132,22 @@ class PrefixIndex:
         after: the names of the publications that they continue, all alive.
         Returns whether it was done.
         """
-        if not self._is_clear(keys, blocks):
+        if not self._take(keys, blocks.tolist()):
             return False
         self._add(after, keys, tokens, blocks)
         return True
 
-    def _is_clear(self, keys: Sequence[BlockKey], blocks: Sequence[int] | Blocks) -> bool:
-        """Whether neither the keys nor the blocks have a publication yet."""
-        return (
-            self._block_of.keys().isdisjoint(keys)
-            and not self.names[blocks].any()
-            and len(set(keys)) == len(keys)
-        )
+    def _take(self, keys: Sequence[BlockKey], blocks: Sequence[int]) -> bool:
+        """Enter the blocks under their keys if neither has a publication yet; all or none."""
+        if self.names[blocks].any():
+            return False
+        entered = list(map(self._block_of.setdefault, keys, blocks))
+        if entered == blocks:
+            return True
+        for key, block, other in zip(keys, blocks, entered, strict=True):
+            if block == other:
+                del self._block_of[key]
+        return False
 
     def remove(self, blocks: Blocks) -> None:
         """Make these blocks unfindable, as far as they were findable; none twice."""
@@ -179,7 +184,6 @@ class PrefixIndex:
         self._after[blocks] = after
         self._tokens[blocks] = tokens
         self._keys[blocks] = keys
-        self._block_of.update(zip(keys, blocks, strict=True))
         if self.watcher is not None:
             self.watcher.on_published(keys)
 
