@@ -16,6 +16,7 @@ import numpy as np
 from cadenza.policies import RequestColumns, StepView, hookimpl
 from cadenza.policies.builtin import BUILTIN
 from cadenza.policies.profile import Profile
+from cadenza.scheduler.report import StepReport
 from cadenza.scheduler.request import Refused
 from cadenza.scheduler.states import FinishReason
 from cadenza.testing import Driver, oracle
@@ -159,7 +160,7 @@ class Life:
         if request in self.answers:
             self.answers[request].may_end_early = True
 
-    def step(self) -> None:
+    def step(self) -> StepReport:
         """One step, and what must be true of it."""
         driver, scheduler = self.driver, self.driver.scheduler
         had_work, self.forced = scheduler.has_work or self.forced, False
@@ -174,6 +175,7 @@ class Life:
                 self.streams[request].unread += token >= 0
                 if code != FinishReason.NOT.value:
                     del self.streams[request]
+        return report
 
     def settle(self) -> None:
         """Everybody gets credit; a bounded number of steps sees all to their end."""
