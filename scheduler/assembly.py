@@ -43,16 +43,16 @@ def assemble(table: RequestTable, plan: PlanBuilder, rows: Rows, counts: Counts)
 
 
 def _tokens(table: RequestTable, rows: Rows, counts: Counts, ends: Counts) -> Int32Array:
-    """The ids to compute: a row's newest from the tail buffer, a prefill's from its history."""
+    """The ids to compute, without a loop over rows that compute only their newest."""
     tokens = np.empty(int(ends[-1]) if len(rows) else 0, dtype=np.int32)
     last = table.num_tokens[rows] - 1
     newest = table.computed_tokens[rows] == last
     single = rows[newest]
-    tokens[ends[newest] - 1] = table.tail[table.seat[single], last[newest] % table.block_size]
+    tokens[ends[newest] - 1] = table.history[table.seat[single], last[newest]]
     for index in np.flatnonzero(~newest).tolist():
         row, count, end = int(rows[index]), int(counts[index]), int(ends[index])
         start = int(table.computed_tokens[row])
-        tokens[end - count : end] = table.cold(row).tokens[start : start + count]
+        tokens[end - count : end] = table.history[table.seat[row], start : start + count]
     return tokens
 
 
@@ -73,7 +73,7 @@ def _samples(
 
 def _seated(table: RequestTable, rows: list[int]) -> tuple[Seated, ...]:
     return tuple(
-        Seated(seat, request, table.known_tokens(row), int(table.prompt_tokens[row]))
+        Seated(seat, request, table.ids(row), int(table.prompt_tokens[row]))
         for row in rows
         for seat, request in zip(table.cold(row).seats, table.cold(row).choices, strict=True)
     )

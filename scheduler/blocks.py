@@ -7,13 +7,13 @@ of rows.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from cadenza.scheduler.eviction_queue import EvictionQueue
 from cadenza.scheduler.prefix import BlockKey
 from cadenza.scheduler.prefix_index import Prefix, PrefixIndex, Tokens
 
@@ -38,9 +38,7 @@ class BlockPool:
         self.index = PrefixIndex(num_blocks, block_size)
         self._references = np.zeros(num_blocks, dtype=np.int32)
         self._free = list(range(num_blocks - 1, -1, -1))
-        # Unheld and published, oldest release first. A plain dict would be slow here: taking its
-        # first key walks over all those deleted before.
-        self._cached: OrderedDict[int, None] = OrderedDict()
+        self._cached = EvictionQueue(num_blocks)  # unheld and published
         self._num_held = 0
 
     @property
@@ -82,9 +80,8 @@ class BlockPool:
         """Add a reference to each of these published or held blocks; they stay until released."""
         if not len(blocks):
             return
-        unheld = blocks[self._references[blocks] == 0].tolist()
-        for block in unheld:
-            del self._cached[block]
+        unheld = blocks[self._references[blocks] == 0]
+        self._cached.discard(unheld)
         self._num_held += len(unheld)
         self._references[blocks] += 1
 
@@ -99,8 +96,7 @@ class BlockPool:
         unheld = blocks[left == 0][::-1]
         self._num_held -= len(unheld)
         published = self.index.names[unheld] != 0
-        for block in unheld[published].tolist():
-            self._cached[block] = None
+        self._cached.push(unheld[published])
         self._free.extend(unheld[~published].tolist())
 
     def publish(
@@ -110,7 +106,7 @@ class BlockPool:
         end, displaced = self.index.publish(prefix, keys, tokens, blocks)
         for block in displaced:
             if block in self._cached:
-                del self._cached[block]
+                self._cached.discard(np.array([block], dtype=np.int32))
                 self._free.append(block)
         return end
 
@@ -125,9 +121,9 @@ class BlockPool:
 
     def _evict(self, num: int) -> None:
         if num > 0:
-            oldest = [self._cached.popitem(last=False)[0] for _ in range(num)]
-            self.index.remove(np.array(oldest, dtype=np.int32))
-            self._free += oldest
+            oldest = self._cached.pop(num)
+            self.index.remove(oldest)
+            self._free += oldest.tolist()
 
     def check(self, tables: Iterable[Blocks]) -> None:
         """Recount everything against the tables that hold blocks.
@@ -139,9 +135,10 @@ class BlockPool:
         held = np.bincount(np.concatenate((nothing, *tables)), minlength=self.num_blocks)
         assert np.array_equal(held, self._references), "reference counts differ from the tables"
         assert self._num_held == int((held > 0).sum()), "the count of held blocks is off"
-        unheld = [*self._free, *self._cached]
+        cached = self._cached.blocks().tolist()
+        unheld = [*self._free, *cached]
         assert len(set(unheld)) == len(unheld) == self.num_blocks - self._num_held
         assert not held[unheld].any(), "a held block is also free"
-        assert self.index.names[list(self._cached)].all(), "a cached block has no key"
+        assert self.index.names[cached].all(), "a cached block has no key"
         assert not self.index.names[self._free].any(), "a free block has a key"
         self.index.check()

@@ -189,18 +189,16 @@ class Reaper:
         if not len(more):
             return
         rows, full = rows[more], full[more]
-        at_tail = (table.num_tokens[rows] == full * size) & (
-            full == table.published_blocks[rows] + 1
-        )
+        by_one = full == table.published_blocks[rows] + 1
         # In the order of the plan, in which decodes come first: of two equal blocks the first wins
-        cut = len(rows) if at_tail.all() else int(at_tail.argmin())
-        if cut and self._publish_tails(rows[:cut]):
+        cut = len(rows) if by_one.all() else int(by_one.argmin())
+        if cut and self._publish_singles(rows[:cut]):
             rows, full = rows[cut:], full[cut:]
         for row, upto in zip(rows.tolist(), full.tolist(), strict=True):
             self._publish_row(row, upto)
 
-    def _publish_tails(self, rows: Rows) -> bool:
-        """Decoding rows that filled one block: its ids still stand in the tail buffer.
+    def _publish_singles(self, rows: Rows) -> bool:
+        """Rows that filled one block, all at once.
 
         Returns whether it was done: not if there is anything to find out row by row.
         """
@@ -209,15 +207,17 @@ class Reaper:
         if not ((index.names[ends] == names) | (ends < 0)).all():
             return False
         seats, depths = table.seat[rows], table.published_blocks[rows]
-        tokens, blocks = table.tail[seats], table.block_table[seats, depths]
-        keys = self._hash_tails(rows, depths, tokens)
+        size = table.block_size
+        tokens = table.history[seats[:, None], depths[:, None] * size + np.arange(size)]
+        blocks = table.block_table[seats, depths]
+        keys = self._hash_singles(rows, depths, tokens)
         if not index.publish_each(names, keys, tokens, blocks):
             return False
         table.prefix_block[rows], table.prefix_name[rows] = blocks, index.names[blocks]
         table.published_blocks[rows] = depths + 1
         return True
 
-    def _hash_tails(self, rows: Rows, depths: Rows, tokens: Tokens) -> list[BlockKey]:
+    def _hash_singles(self, rows: Rows, depths: Rows, tokens: Tokens) -> list[BlockKey]:
         raw, size = tokens.astype("<i4").tobytes(), 4 * self._stores.config.block_size
         hashed: list[BlockKey] = []
         start = 0
@@ -238,11 +238,12 @@ class Reaper:
         if not pool.index.is_alive(prefix):
             # It continued another row's publication, which is gone; its own blocks take over
             prefix, first = pool.index.root(cold.salt), 0
-        extend_keys(cold.keys, cold.salt, cold.tokens, size, upto)
+        ids = table.ids(row)
+        extend_keys(cold.keys, cold.salt, ids, size, upto)
         end = pool.publish(
             prefix,
             cold.keys[first:upto],
-            cold.tokens[first * size : upto * size].reshape(-1, size),
+            ids[first * size : upto * size].reshape(-1, size),
             table.blocks(row)[first:upto].tolist(),
         )
         table.prefix_block[row], table.prefix_name[row] = end

@@ -87,13 +87,9 @@ class HostCopy(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """The tokens of a row, the keys of its full blocks, and the choices that it stands for.
+    """The tokens of a row, the keys of its full blocks, and the choices that it stands for."""
 
-    `tokens` holds everything up to the last full block that the table flushed; what came after
-    sits in the table's tail buffer until the block is full or the row loses its seat.
-    """
-
-    tokens: Tokens
+    tokens: Tokens  # all that are known while the row has no seat; otherwise see `RequestTable.ids`
     salt: str
     choices: list[int]  # request numbers; one, except until a prompt with several is complete
     seats: list[int] = field(default_factory=list)  # one a choice while the row is seated
@@ -102,17 +98,10 @@ class Request:
     lost_tokens: int = 0  # computed, and dropped by the last preemption
     left_s: float = 0.0  # when it lost its seat, or arrived
 
-    def make_room(self, capacity: int) -> None:
-        """Let `tokens` grow in place up to `capacity` ids; called once, at the first admission."""
-        if len(self.tokens) < capacity:
-            roomy = np.empty(capacity, dtype=np.int32)
-            roomy[: len(self.tokens)] = self.tokens
-            self.tokens = roomy
-
     def branch(self, rank: int) -> Request:
         """The cold state of one choice of several, at the moment when each goes its own way."""
         return Request(
-            tokens=self.tokens.copy(),
+            tokens=self.tokens,
             salt=self.salt,
             choices=[self.choices[rank]],
             seats=[self.seats[rank]],

@@ -82,7 +82,7 @@ class Stores:
         """The blocks in which the row's first full blocks can be found now, up to `tokens`."""
         cold, size = self.table.cold(row), self.config.block_size
         full = min(tokens // size, len(cold.keys))
-        ids = cold.tokens[: full * size].reshape(-1, size)
+        ids = self.table.ids(row)[: full * size].reshape(-1, size)
         return self.pool.index.match(self.pool.index.root(cold.salt), cold.keys[:full], ids)
 
     def follow(self, row: int) -> None:

@@ -1,7 +1,6 @@
 """The request table: one row a request, one NumPy array a field.
 
-What only seated rows need is indexed by seat instead: block tables, and the tail buffer that holds
-the newest tokens until a block of them is full. Rows and seats are reused; request numbers never
+What only seated rows need is indexed by seat instead: block tables and token histories. Rows and seats are reused; request numbers never
 are. A prompt with several choices is one row until its choices draw their first tokens.
 """
 
@@ -33,7 +32,8 @@ class RequestTable(Columns):
         self.max_model_len = max_model_len
         self.block_size = block_size
         self.block_table = np.zeros((num_seats, -(-max_model_len // block_size)), dtype=np.int32)
-        self.tail = np.zeros((num_seats, block_size), dtype=np.int32)
+        # Taken from the system page by page, as histories first grow so long
+        self.history = np.zeros((num_seats, max_model_len), dtype=np.int32)
         self.row_at = np.full(num_seats, -1, dtype=np.intp)  # by the seat of a row's first choice
         self.stop_token_ids = np.empty((0, MAX_STOP_TOKEN_IDS), dtype=np.int32)
         self.num_parked = self.num_swapped = 0
@@ -140,14 +140,11 @@ class RequestTable(Columns):
         if self.admission[row] < 0:
             self.admission[row] = self._admissions
             self._admissions += len(cold.choices)
-        known = int(self.num_tokens[row])
-        cold.make_room(int(self.prompt_tokens[row] + self.max_tokens[row]))
-        start = (known - 1) // self.block_size * self.block_size
-        self.tail[self.seat[row], : known - start] = cold.tokens[start:known]
+        self.history[self.seat[row], : len(cold.tokens)] = cold.tokens
 
     def unseat_row(self, row: int, to: State) -> None:
-        """PREEMPTED or SWAPPED: the tail is flushed, seats and block table are given up."""
-        self._flush_partial(row)
+        """PREEMPTED or SWAPPED: the history is kept, seats and block table are given up."""
+        self._cold[row].tokens = self.ids(row).copy()
         self._move(row, to)
         self._give_up_seats(row)
         self.computed_tokens[row] = self.published_blocks[row] = 0
@@ -180,7 +177,8 @@ class RequestTable(Columns):
             self._cold[branch] = cold.branch(rank)
             seat = cold.seats[rank]
             self.block_table[seat] = self.block_table[self.seat[row]]
-            self.tail[seat] = self.tail[self.seat[row]]
+            known = int(self.num_tokens[row])
+            self.history[seat, :known] = self.history[self.seat[row], :known]
             self._sit(branch, seat)
             rows.append(branch)
         del cold.choices[1:], cold.seats[1:]
@@ -200,7 +198,7 @@ class RequestTable(Columns):
             self.row_at[seat] = -1
             self._sit(row, cold.seats[0])
             self.block_table[cold.seats[0]] = self.block_table[seat]
-            self.tail[cold.seats[0]] = self.tail[seat]
+            self.history[cold.seats[0]] = self.history[seat]
         self._free_seats.append(seat)
 
     def remove(self, row: int) -> None:
@@ -214,15 +212,10 @@ class RequestTable(Columns):
 
     def append_tokens(self, rows: Rows, tokens: npt.NDArray[np.int32]) -> None:
         """One new token for each of these running rows."""
-        size = self.block_size
         known = self.num_tokens[rows]
-        offsets = known % size
-        self.tail[self.seat[rows], offsets] = tokens
+        self.history[self.seat[rows], known] = tokens
         self.num_tokens[rows] = known + 1
         self.generated_tokens[rows] += 1
-        full = offsets == size - 1
-        if full.any():
-            self._flush_full(rows[full])
 
     def append_blocks(self, rows: Rows, blocks: npt.NDArray[np.int32]) -> None:
         """One more block for each of these running rows."""
@@ -233,20 +226,11 @@ class RequestTable(Columns):
         """Put another block in the place of the row's last one."""
         self.block_table[self.seat[row], self.blocks_held[row] - 1] = block
 
-    def known_tokens(self, row: int) -> npt.NDArray[np.int32]:
-        """All ids of a row that has just been seated: prompt and output. A view."""
-        return self._cold[row].tokens[: int(self.num_tokens[row])]
-
-    def _flush_full(self, rows: Rows) -> None:
-        size, ends, blocks = self.block_size, self.num_tokens[rows], self.tail[self.seat[rows]]
-        for row, end, block in zip(rows.tolist(), ends.tolist(), blocks, strict=True):
-            self._cold[row].tokens[end - size : end] = block
-
-    def _flush_partial(self, row: int) -> None:
-        end = int(self.num_tokens[row])
-        partial = end % self.block_size
-        if partial:
-            self._cold[row].tokens[end - partial : end] = self.tail[self.seat[row], :partial]
+    def ids(self, row: int) -> npt.NDArray[np.int32]:
+        """All ids of a row, prompt and output. A view, which may change with the next token."""
+        if self.seat[row] == NO_SEAT:
+            return self._cold[row].tokens
+        return self.history[self.seat[row], : int(self.num_tokens[row])]
 
     def _sit(self, row: int, seat: int) -> None:
         self.seat[row] = seat

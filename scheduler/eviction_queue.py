@@ -1,0 +1,81 @@
+"""Unheld blocks that can still be found, in the order in which they will be evicted."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+import numpy.typing as npt
+
+Blocks = npt.NDArray[np.int32]
+Stamps = npt.NDArray[np.int64]
+
+_ABSENT = 0
+
+
+class EvictionQueue:
+    """Oldest first; blocks come and go in runs.
+
+    A block that leaves out of turn stays in its run and is passed over when its time comes: its
+    stamp is no longer the one it was queued with.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self._stamps: Stamps = np.zeros(num_blocks, dtype=np.int64)  # 0: not in the queue
+        self._runs: deque[tuple[Blocks, Stamps]] = deque()
+        self._num = self._num_queued = 0
+        self._last_stamp = 0
+
+    def __len__(self) -> int:
+        return self._num
+
+    def __contains__(self, block: int) -> bool:
+        return bool(self._stamps[block] != _ABSENT)
+
+    def push(self, blocks: Blocks) -> None:
+        """Queue these blocks, in this order, behind all others; none may be in the queue."""
+        num = len(blocks)
+        if not num:
+            return
+        stamps = np.arange(self._last_stamp + 1, self._last_stamp + num + 1)
+        self._stamps[blocks] = stamps
+        self._runs.append((blocks, stamps))
+        self._last_stamp += num
+        self._num += num
+        self._num_queued += num
+        if self._num_queued > 2 * len(self._stamps):
+            self._compact()
+
+    def discard(self, blocks: Blocks) -> None:
+        """Take these blocks, all in the queue, out of it."""
+        self._stamps[blocks] = _ABSENT
+        self._num -= len(blocks)
+
+    def pop(self, num: int) -> Blocks:
+        """The `num` oldest blocks, which leave the queue; it must have as many."""
+        assert num <= self._num
+        popped: list[Blocks] = []
+        while num:
+            blocks, stamps = self._runs.popleft()
+            alive = np.flatnonzero(self._stamps[blocks] == stamps)
+            if len(alive) > num:
+                rest = int(alive[num])
+                self._runs.appendleft((blocks[rest:], stamps[rest:]))
+                self._num_queued += len(blocks) - rest
+                alive = alive[:num]
+            self._num_queued -= len(blocks)
+            popped.append(blocks[alive])
+            num -= len(alive)
+        oldest = np.concatenate(popped) if popped else np.empty(0, dtype=np.int32)
+        self.discard(oldest)
+        return oldest
+
+    def blocks(self) -> Blocks:
+        """All blocks in the queue, oldest first."""
+        found = np.flatnonzero(self._stamps)
+        return found[np.argsort(self._stamps[found])].astype(np.int32)
+
+    def _compact(self) -> None:
+        blocks = self.blocks()
+        self._runs = deque([(blocks, self._stamps[blocks])])
+        self._num_queued = len(blocks)
