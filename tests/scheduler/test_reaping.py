@@ -347,8 +347,8 @@ def test_equal_prompts_prefilled_together_are_published_once(n: int):
         assert driver.tokens[5 + choice] == oracle(prompt, 12, choice)
 
 
-def test_a_row_goes_on_publishing_after_the_blocks_it_followed_were_evicted():
-    """Its own blocks were duplicates; when the others are gone, so is the prefix, but not it."""
+def test_a_row_takes_over_when_the_blocks_it_followed_were_evicted():
+    """Its own blocks were duplicates; once the others are gone they are what can be found."""
     prompt = list(range(1, 10))
     driver = Driver(num_blocks=16)
     driver.add(1, prompt, max_tokens=2)
@@ -363,7 +363,7 @@ def test_a_row_goes_on_publishing_after_the_blocks_it_followed_were_evicted():
 
     driver.run()
 
-    assert driver.cached[4] == 0, "its head is gone, so nothing below it can be found"
+    assert driver.cached[4] == 16
     assert driver.tokens[2] == oracle(prompt, 24)
     assert driver.tokens[4] == oracle([*prompt, *driver.tokens[2][:8]], 1)
 
