@@ -43,6 +43,7 @@ class Admission:
         self._stores = stores
         self._preemption = preemption
         self._normal_since_starving = NORMAL_PER_STARVING
+        self._unfilled: list[tuple[int, Entry]] = []
 
     def run(self, plan: PlanBuilder, budget: Budget) -> None:
         """Admit while seats, tokens and blocks last, beside the rows placed already."""
@@ -74,6 +75,7 @@ class Admission:
                 fresh.append(int(table.arrival[row]))
             promised += self._seat(plan, row, entry, promised)
             self._tell(plan, row, entry, rank, bool(starving[rank]))
+        self._fill(plan)
         self._count_overtakes(waiting, fresh)
 
     def _may_compute(self, plan: PlanBuilder, row: int, entry: Entry) -> bool:
@@ -175,20 +177,22 @@ class Admission:
         return full + int(table.choices[row]) - table.blocks_for(row)
 
     def _seat(self, plan: PlanBuilder, row: int, entry: Entry, promised: int) -> int:
-        """Give the row its blocks and seats; returns the blocks it is promised beside them."""
+        """Give the row its seats and what it found; returns the blocks it is promised beside all.
+
+        The rest of its blocks is reserved, and follows for all admitted rows at once.
+        """
         stores, table = self._stores, self._stores.table
         cold = table.cold(row)
         stores.pool.pin(entry.found)
-        fresh = stores.pool.allocate(table.blocks_for(row) - len(entry.found))
-        blocks = np.concatenate((entry.found, fresh))
-        plan.copies.swap_in += [(host, int(blocks[index])) for index, host in entry.copied]
+        stores.pool.reserve(table.blocks_for(row) - len(entry.found))
+        self._unfilled.append((row, entry))
         if cold.host is not None:
             stores.host.release(block for _, block in cold.host.copied)
             cold.host = None
         self._count(row, entry)
         stores.credits.set_aside(int(table.credit[row]), int(table.choices[row]))
         stores.prefixes.remove(row)
-        table.seat_row(row, blocks, entry.computed)
+        table.seat_row(row, entry.found, entry.computed)
         index = stores.pool.index
         end = index.end(index.root(cold.salt), entry.found)
         table.prefix_block[row], table.prefix_name[row] = end
@@ -198,6 +202,19 @@ class Admission:
         remaining = int(table.num_tokens[row]) - entry.computed
         plan.place_admitted(row, cold.choices, entry.computed, remaining)
         return promise
+
+    def _fill(self, plan: PlanBuilder) -> None:
+        """Give the rows seated in this step the rest of their blocks."""
+        stores, table = self._stores, self._stores.table
+        fresh, start = stores.pool.allocate_reserved(), 0
+        for row, entry in self._unfilled:
+            end = start + table.blocks_for(row) - len(entry.found)
+            table.extend_blocks(row, fresh[start:end])
+            start = end
+            if entry.copied:
+                blocks = table.blocks(row)
+                plan.copies.swap_in += [(host, int(blocks[index])) for index, host in entry.copied]
+        self._unfilled.clear()
 
     def _count(self, row: int, entry: Entry) -> None:
         """Keep the statistics of the prefix cache: first admissions, and what is computed again."""

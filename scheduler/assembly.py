@@ -20,6 +20,7 @@ def assemble(table: RequestTable, plan: PlanBuilder, rows: Rows, counts: Counts)
     else:
         positions = np.arange(num_tokens) + np.repeat(context - ends + counts, counts)
         seat_of = np.repeat(seats, counts)
+    tokens = table.history[seat_of, positions]
     places = positions // size
     blocks = table.block_table[seat_of, places].astype(np.int64)
     widest = int(places.max()) + 1 if len(rows) else 0
@@ -30,7 +31,7 @@ def assemble(table: RequestTable, plan: PlanBuilder, rows: Rows, counts: Counts)
         seats=seats.astype(np.int32),
         num_context=context.astype(np.int32),
         num_new=counts.astype(np.int32),
-        tokens=_tokens(table, rows, counts, ends),
+        tokens=tokens,
         positions=positions.astype(np.int32),
         slots=(blocks - places) * size + positions,
         block_tables=table.block_table[seats, :widest],
@@ -40,20 +41,6 @@ def assemble(table: RequestTable, plan: PlanBuilder, rows: Rows, counts: Counts)
         seated=_seated(table, plan.seated),
         copies=plan.copies.freeze(),
     )
-
-
-def _tokens(table: RequestTable, rows: Rows, counts: Counts, ends: Counts) -> Int32Array:
-    """The ids to compute, without a loop over rows that compute only their newest."""
-    tokens = np.empty(int(ends[-1]) if len(rows) else 0, dtype=np.int32)
-    last = table.num_tokens[rows] - 1
-    newest = table.computed_tokens[rows] == last
-    single = rows[newest]
-    tokens[ends[newest] - 1] = table.history[table.seat[single], last[newest]]
-    for index in np.flatnonzero(~newest).tolist():
-        row, count, end = int(rows[index]), int(counts[index]), int(ends[index])
-        start = int(table.computed_tokens[row])
-        tokens[end - count : end] = table.history[table.seat[row], start : start + count]
-    return tokens
 
 
 def _samples(

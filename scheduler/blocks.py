@@ -39,12 +39,12 @@ class BlockPool:
         self._references = np.zeros(num_blocks, dtype=np.int32)
         self._free = list(range(num_blocks - 1, -1, -1))
         self._cached = EvictionQueue(num_blocks)  # unheld and published
-        self._num_held = 0
+        self._num_held = self._num_reserved = 0
 
     @property
     def num_available(self) -> int:
         """Blocks that `allocate` can hand out: free ones, and cached ones after eviction."""
-        return len(self._free) + len(self._cached)
+        return len(self._free) + len(self._cached) - self._num_reserved
 
     @property
     def counts(self) -> BlockCounts:
@@ -76,6 +76,16 @@ class BlockPool:
         self._num_held += num
         return taken
 
+    def reserve(self, num: int) -> None:
+        """Set `num` blocks aside for the next `allocate_reserved`; evicts nothing yet."""
+        assert num <= self.num_available, f"{num} blocks wanted, {self.num_available} available"
+        self._num_reserved += num
+
+    def allocate_reserved(self) -> Blocks:
+        """All blocks that were set aside, as `allocate` hands them out."""
+        num, self._num_reserved = self._num_reserved, 0
+        return self.allocate(num)
+
     def pin(self, blocks: Blocks) -> None:
         """Add a reference to each of these published or held blocks; they stay until released."""
         if not len(blocks):
@@ -85,15 +95,19 @@ class BlockPool:
         self._num_held += len(unheld)
         self._references[blocks] += 1
 
-    def release(self, blocks: Blocks) -> None:
-        """Drop one reference of each block of one table, the last first.
+    def release(self, *tables: Blocks) -> None:
+        """Drop one reference of each block of each table, one table after another.
 
-        A row's tail thus ages before its head: evicting a head would make the tail unreachable.
+        Each from its end: a row's tail thus ages before its head. Evicting a head would make the
+        tail unreachable.
         """
-        left = self._references[blocks] - 1
+        blocks = tables[0][::-1] if len(tables) == 1 else _concatenate_reversed(tables)
+        np.subtract.at(self._references, blocks, 1)
+        left = self._references[blocks]
         assert left.min(initial=0) >= 0, "a block is released more often than held"
-        self._references[blocks] = left
-        unheld = blocks[left == 0][::-1]
+        unheld = blocks[left == 0]
+        if len(tables) > 1:
+            unheld = _last_of_each(unheld)
         self._num_held -= len(unheld)
         published = self.index.names[unheld] != 0
         self._cached.push(unheld[published])
@@ -134,6 +148,7 @@ class BlockPool:
         nothing = np.empty(0, dtype=np.int32)
         held = np.bincount(np.concatenate((nothing, *tables)), minlength=self.num_blocks)
         assert np.array_equal(held, self._references), "reference counts differ from the tables"
+        assert not self._num_reserved, "blocks are reserved and not allocated"
         assert self._num_held == int((held > 0).sum()), "the count of held blocks is off"
         cached = self._cached.blocks().tolist()
         unheld = [*self._free, *cached]
@@ -142,3 +157,15 @@ class BlockPool:
         assert self.index.names[cached].all(), "a cached block has no key"
         assert not self.index.names[self._free].any(), "a free block has a key"
         self.index.check()
+
+
+def _concatenate_reversed(tables: Sequence[Blocks]) -> Blocks:
+    return np.concatenate([table[::-1] for table in tables])
+
+
+def _last_of_each(blocks: Blocks) -> Blocks:
+    """The blocks, each once, where it stands last."""
+    _, places = np.unique(blocks[::-1], return_index=True)
+    if len(places) == len(blocks):
+        return blocks
+    return blocks[np.sort(len(blocks) - 1 - places)]

@@ -124,16 +124,23 @@ class PrefixIndex:
             prefix = self._add_run(prefix, [key], tokens[index : index + 1], [block])
         return prefix, displaced
 
-    def publish_each(
-        self, after: Names, keys: Sequence[BlockKey], tokens: Tokens, blocks: Blocks
+    def publish_runs(
+        self,
+        names: Names,
+        starts: npt.NDArray[np.intp],
+        keys: Sequence[BlockKey],
+        tokens: Tokens,
+        blocks: Blocks,
     ) -> bool:
-        """`publish` for many rows with one block each, if nothing at all is in the way.
+        """`publish` for many runs of blocks, one after another, if nothing at all is in the way.
 
-        after: the names of the publications that they continue, all alive.
+        names: of the publications that the runs continue, all alive. starts: where each begins.
         Returns whether it was done.
         """
         if not self._take(keys, blocks.tolist()):
             return False
+        after = np.arange(self._last_name, self._last_name + len(blocks))
+        after[starts] = names
         self._add(after, keys, tokens, blocks)
         return True
 

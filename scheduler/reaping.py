@@ -92,7 +92,7 @@ class Reaper:
             if table.choices[row] == 1:
                 if reason is FinishReason.STOPPED:
                     self._tell_policies(np.array([row]), now_s)
-                stores.remove(row, reason, now_s)
+                stores.remove(np.array([row]), [reason], now_s)
             else:
                 stores.drop_choice(row, request, reason, now_s)
 
@@ -108,8 +108,8 @@ class Reaper:
             choice for row in rows.tolist() for choice in self._stores.table.cold(row).choices
         ]
         self._tell_policies(rows, now_s)
-        for row in rows.tolist():
-            self._stores.remove(row, reason, now_s)
+        if len(rows):
+            self._stores.remove(rows, [reason] * len(rows), now_s)
         return Ended.without_token(requests, reason)
 
     def park(self, now_s: float) -> None:
@@ -165,13 +165,12 @@ class Reaper:
         if not len(over):
             return
         stores, table = self._stores, self._stores.table
-        self._tell_policies(sampled[over], now_s)
-        for index in over.tolist():
-            row, reason = int(sampled[index]), FinishReason(int(codes[index]))
-            if reason is FinishReason.FAILED:
-                # What it found in the index was computed by others and is theirs to judge
-                stores.pool.forget(table.blocks(row)[table.matched_blocks[row] :])
-            stores.remove(row, reason, now_s)
+        rows, reasons = sampled[over], [FinishReason(code) for code in codes[over].tolist()]
+        self._tell_policies(rows, now_s)
+        for row in rows[codes[over] == FinishReason.FAILED.value].tolist():
+            # What it found in the index was computed by others and is theirs to judge
+            stores.pool.forget(table.blocks(row)[table.matched_blocks[row] :])
+        stores.remove(rows, reasons, now_s)
 
     def _tell_policies(self, rows: Rows, now_s: float) -> None:
         stores = self._stores
@@ -182,53 +181,54 @@ class Reaper:
         """Offer the blocks that became full in the last pass to the prefix index."""
         if not self._stores.config.enable_prefix_caching:
             return
-        table, size = self._stores.table, self._stores.config.block_size
-        computed = table.computed_tokens[rows]
-        full = computed // size
+        table = self._stores.table
+        full = table.computed_tokens[rows] // table.block_size
         more = np.flatnonzero(full > table.published_blocks[rows])
         if not len(more):
             return
         rows, full = rows[more], full[more]
-        by_one = full == table.published_blocks[rows] + 1
-        # In the order of the plan, in which decodes come first: of two equal blocks the first wins
-        cut = len(rows) if by_one.all() else int(by_one.argmin())
-        if cut and self._publish_singles(rows[:cut]):
-            rows, full = rows[cut:], full[cut:]
-        for row, upto in zip(rows.tolist(), full.tolist(), strict=True):
-            self._publish_row(row, upto)
+        if not self._publish_all(rows, full):
+            for row, upto in zip(rows.tolist(), full.tolist(), strict=True):
+                self._publish_row(row, upto)
 
-    def _publish_singles(self, rows: Rows) -> bool:
-        """Rows that filled one block, all at once.
+    def _publish_all(self, rows: Rows, upto: Rows) -> bool:
+        """Publish every row's blocks up to `upto` at once.
 
-        Returns whether it was done: not if there is anything to find out row by row.
+        Returns whether it was done: not if anything is in the way and rows have to be looked at.
         """
         table, index = self._stores.table, self._stores.pool.index
+        size = table.block_size
         ends, names = table.prefix_block[rows], table.prefix_name[rows]
         if not ((index.names[ends] == names) | (ends < 0)).all():
             return False
-        seats, depths = table.seat[rows], table.published_blocks[rows]
-        size = table.block_size
+        first = table.published_blocks[rows]
+        counts = upto - first
+        seats, last = np.repeat(table.seat[rows], counts), np.cumsum(counts) - 1
+        depths = np.arange(len(seats)) + np.repeat(upto - 1 - last, counts)
         tokens = table.history[seats[:, None], depths[:, None] * size + np.arange(size)]
         blocks = table.block_table[seats, depths]
-        keys = self._hash_singles(rows, depths, tokens)
-        if not index.publish_each(names, keys, tokens, blocks):
+        keys = self._hash(rows, first, upto, tokens)
+        if not index.publish_runs(names, last - counts + 1, keys, tokens, blocks):
             return False
-        table.prefix_block[rows], table.prefix_name[rows] = blocks, index.names[blocks]
-        table.published_blocks[rows] = depths + 1
+        ends = blocks[last]
+        table.prefix_block[rows], table.prefix_name[rows] = ends, index.names[ends]
+        table.published_blocks[rows] = upto
         return True
 
-    def _hash_singles(self, rows: Rows, depths: Rows, tokens: Tokens) -> list[BlockKey]:
-        raw, size = tokens.astype("<i4").tobytes(), 4 * self._stores.config.block_size
+    def _hash(self, rows: Rows, first: Rows, upto: Rows, tokens: Tokens) -> list[BlockKey]:
+        """Keys of the blocks `first` to `upto` of each row; `tokens` [blocks, block_size]."""
+        raw, size = tokens.astype("<i4").tobytes(), 4 * tokens.shape[1]
         hashed: list[BlockKey] = []
         start = 0
-        for row, depth in zip(rows.tolist(), depths.tolist(), strict=True):
+        for row, begin, end in zip(rows.tolist(), first.tolist(), upto.tolist(), strict=True):
             cold = self._stores.table.cold(row)
             keys = cold.keys
-            if depth == len(keys):
+            for depth in range(len(keys), end):
                 parent = keys[-1] if keys else root_key(cold.salt)
-                keys.append(block_key(parent, raw[start : start + size]))
-            hashed.append(keys[depth])
-            start += size
+                at = start + (depth - begin) * size
+                keys.append(block_key(parent, raw[at : at + size]))
+            hashed += keys[begin:end]
+            start += (end - begin) * size
         return hashed
 
     def _publish_row(self, row: int, upto: int) -> None:

@@ -231,15 +231,17 @@ class Scheduler:
     def _fail_head(self, now_s: float) -> Ended:
         """The watchdog: nothing moved for too long, so the first in line fails and is told."""
         stores, table = self._stores, self._stores.table
-        row = min(
-            (row for row in table if stores.credits.left[table.credit[row]] >= table.choices[row]),
-            key=lambda row: int(table.arrival[row]),
-        )
+        idle_steps, self._idle_steps = self._idle_steps, 0
+        able = [
+            row for row in table if stores.credits.left[table.credit[row]] >= table.choices[row]
+        ]
+        if not able:  # they left in the reap of this very step
+            return Ended.nothing()
+        row = min(able, key=lambda row: int(table.arrival[row]))
         columns = {name: column[row].item() for name, column in table.by_name.items()}
         _log.error("no step made progress; failing the head", **columns, state_=self.statistics())
         for choice in table.cold(row).choices:
-            stores.log.append(Stalled(stores.totals.steps, now_s, choice, self._idle_steps))
-        self._idle_steps = 0
+            stores.log.append(Stalled(stores.totals.steps, now_s, choice, idle_steps))
         return self._reaper.end(np.array([row]), FinishReason.FAILED, now_s)
 
     def statistics(self) -> Statistics:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,7 +16,7 @@ from cadenza.scheduler.credits import Credits
 from cadenza.scheduler.decisions import DecisionLog, Finished
 from cadenza.scheduler.host_pool import HostPool
 from cadenza.scheduler.states import FinishReason
-from cadenza.scheduler.table import RequestTable
+from cadenza.scheduler.table import RequestTable, Rows
 from cadenza.scheduler.waiting_prefixes import WaitingPrefixes
 
 
@@ -90,18 +91,20 @@ class Stores:
         if self.config.enable_prefix_caching:
             self.prefixes.add(row)
 
-    def remove(self, row: int, reason: FinishReason, now_s: float) -> None:
-        """Let a row go in whatever state it is, with all that it holds."""
-        cold = self.table.cold(row)
-        generated = int(self.table.generated_tokens[row])
-        for choice in cold.choices:
-            self.log.append(Finished(self.totals.steps, now_s, choice, reason, generated))
-        self.pool.release(self.table.blocks(row))
-        if cold.host is not None:
-            self.host.release(block for _, block in cold.host.copied)
-        self.prefixes.remove(row)
-        self.credits.release(int(self.table.credit[row]))
-        self.table.remove(row)
+    def remove(self, rows: Rows, reasons: Sequence[FinishReason], now_s: float) -> None:
+        """Let rows go in whatever state they are, with all that they hold."""
+        table = self.table
+        self.pool.release(*(table.blocks(row) for row in rows))
+        for row, reason in zip(rows.tolist(), reasons, strict=True):
+            cold = table.cold(row)
+            generated = int(table.generated_tokens[row])
+            for choice in cold.choices:
+                self.log.append(Finished(self.totals.steps, now_s, choice, reason, generated))
+            if cold.host is not None:
+                self.host.release(block for _, block in cold.host.copied)
+            self.prefixes.remove(row)
+            self.credits.release(int(table.credit[row]))
+            table.remove(row)
 
     def drop_choice(self, row: int, request: int, reason: FinishReason, now_s: float) -> None:
         """Let one of several choices go that still share a row."""

@@ -1,7 +1,8 @@
 """The request table: one row a request, one NumPy array a field.
 
-What only seated rows need is indexed by seat instead: block tables and token histories. Rows and seats are reused; request numbers never
-are. A prompt with several choices is one row until its choices draw their first tokens.
+What only seated rows need is indexed by seat instead: block tables and token histories. Rows and
+seats are reused; request numbers never are. A prompt with several choices is one row until its
+choices draw their first tokens.
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ class RequestTable(Columns):
         return row
 
     def seat_row(self, row: int, blocks: npt.NDArray[np.int32], computed: int) -> None:
-        """Give a waiting row its seats and the blocks of its tokens, `computed` of them valid."""
+        """Give a waiting row its seats and its first blocks, with `computed` tokens in them."""
         self._move(row, State.RUNNING)
         cold = self._cold[row]
         cold.seats = [self._free_seats.pop() for _ in cold.choices]
@@ -216,6 +217,12 @@ class RequestTable(Columns):
         self.history[self.seat[rows], known] = tokens
         self.num_tokens[rows] = known + 1
         self.generated_tokens[rows] += 1
+
+    def extend_blocks(self, row: int, blocks: npt.NDArray[np.int32]) -> None:
+        """More blocks for a seated row."""
+        held = int(self.blocks_held[row])
+        self.block_table[self.seat[row], held : held + len(blocks)] = blocks
+        self.blocks_held[row] = held + len(blocks)
 
     def append_blocks(self, rows: Rows, blocks: npt.NDArray[np.int32]) -> None:
         """One more block for each of these running rows."""

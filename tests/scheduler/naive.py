@@ -28,6 +28,7 @@ class Row:
     end: Block | None = None  # of the published prefix that its blocks continue
     end_name: object = None
     blocks: list[Block] = field(default_factory=list)
+    fresh: int = 0  # blocks that it gets once all are admitted
     rank: int = -1  # of the first admission
     seat: int = -1
 
@@ -53,7 +54,7 @@ class NaiveScheduler:
         self.waiting: list[Row] = []  # by arrival
         self.running: list[Row] = []  # by first admission
         self.arrivals: list[Row] = []
-        self.ranks = 0
+        self.ranks = self.reserved = 0
         self.free_seats = list(reversed(range(seats)))
         self.leaving: list[int] = []
         self.planned: list[tuple[Row, int]] = []
@@ -76,6 +77,10 @@ class NaiveScheduler:
         else:
             prefills = self.grow_and_find_prefills()
             self.admit(prefills)
+            self.reserved = 0
+            for row in prefills:
+                row.blocks += [self.take() for _ in range(row.fresh)]
+                row.fresh = 0
         decodes = [row for row in self.running if row not in prefills]
         decodes.sort(key=lambda row: row.seat)
         shares = self.share(prefills, self.budget - len(decodes))
@@ -133,7 +138,8 @@ class NaiveScheduler:
                 continue
             for block in hits:
                 self.hold(block)
-            row.blocks = hits + [self.take() for _ in range(fresh)]
+            row.blocks, row.fresh = hits, fresh
+            self.reserved += fresh
             row.computed, row.published = len(hits) * self.size, len(hits)
             row.end = hits[-1] if hits else None
             row.end_name = row.end.name if row.end else None
@@ -200,7 +206,7 @@ class NaiveScheduler:
             self.waiting.remove(row)
 
     def available(self) -> int:
-        return self.free + len(self.cached)
+        return self.free + len(self.cached) - self.reserved
 
     def take(self) -> Block:
         if self.free:
