@@ -71,7 +71,7 @@ class Admission:
                     break
             elif not may_compute:
                 continue
-            if table.state[row] == State.WAITING.value:
+            if table.state[row] == State.WAITING:
                 fresh.append(int(table.arrival[row]))
             promised += self._seat(plan, row, entry, promised)
             self._tell(plan, row, entry, rank, bool(starving[rank]))
@@ -220,7 +220,7 @@ class Admission:
         """Keep the statistics of the prefix cache: first admissions, and what is computed again."""
         table, totals = self._stores.table, self._stores.totals
         cold = table.cold(row)
-        if table.state[row] == State.WAITING.value:
+        if table.state[row] == State.WAITING:
             totals.prefix_queries += int(table.num_tokens[row])
             totals.prefix_hits += entry.computed
         totals.recomputed_tokens += max(0, cold.lost_tokens - entry.computed)

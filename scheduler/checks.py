@@ -31,14 +31,14 @@ def _check_rows(stores: Stores) -> None:
     states, choices = table.state[rows], table.choices[rows].tolist()
     seats = [seat for each in cold for seat in each.seats]
     assert len(set(seats)) == len(seats) == table.num_seats - table.free_seats
-    has_seat = (states == State.RUNNING.value) | (states == State.PARKED.value)
+    has_seat = (states == State.RUNNING) | (states == State.PARKED)
     assert set(rows[has_seat].tolist()) == set(seated.tolist()), "a seat without a running row"
     assert (table.waits[rows] == ~has_seat).all()
     assert not table.blocks_held[rows[~has_seat]].any(), "a waiting row holds blocks"
     assert [len(each.choices) for each in cold] == choices
     assert len(table) == sum(choices)
     on_host = [each.host is not None for each in cold]
-    assert on_host == (states == State.SWAPPED.value).tolist()
+    assert on_host == (states == State.SWAPPED).tolist()
     for row, each in zip(used, cold, strict=True):
         for choice in each.choices:
             assert table.row_of(choice) == row

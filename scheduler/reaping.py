@@ -71,7 +71,7 @@ class Reaper:
         good, tokens = sampled[~failed], outcome.tokens[~failed]
         table.append_tokens(good, tokens)
         self._stores.credits.spend(table.credit[good])
-        codes = np.full(len(sampled), FinishReason.FAILED.value, dtype=np.uint8)
+        codes = np.full(len(sampled), FinishReason.FAILED, dtype=np.uint8)
         codes[~failed] = self._finish_codes(good, tokens)
         ended = Ended(
             requests=plan.sample_requests,
@@ -99,7 +99,7 @@ class Reaper:
     def expire(self, now_s: float) -> Ended:
         """End the rows whose deadline has passed, in whatever state they are."""
         table = self._stores.table
-        late = np.flatnonzero((table.deadline_s <= now_s) & (table.state != State.FREE.value))
+        late = np.flatnonzero((table.deadline_s <= now_s) & (table.state != State.FREE))
         return self.end(late[np.argsort(table.arrival[late])], FinishReason.DEADLINE, now_s)
 
     def end(self, rows: Rows, reason: FinishReason, now_s: float) -> Ended:
@@ -147,27 +147,27 @@ class Reaper:
 
     def _finish_codes(self, rows: Rows, tokens: Int32Array) -> Codes:
         table = self._stores.table
-        codes = np.full(len(rows), FinishReason.NOT.value, dtype=np.uint8)
+        codes = np.full(len(rows), FinishReason.NOT, dtype=np.uint8)
         spent = table.generated_tokens[rows] >= table.max_tokens[rows]
         full = table.num_tokens[rows] >= self._stores.config.max_model_len
-        codes[spent | full] = FinishReason.LENGTH.value
+        codes[spent | full] = FinishReason.LENGTH
         picky = np.flatnonzero(table.has_stop_ids[rows])
         if len(picky):
             stopped = (table.stop_token_ids[rows[picky]] == tokens[picky, None]).any(axis=1)
-            codes[picky[stopped]] = FinishReason.STOP_TOKEN.value
+            codes[picky[stopped]] = FinishReason.STOP_TOKEN
         for eos in self._eos:
             at_end = np.flatnonzero(tokens == eos)
-            codes[at_end[~table.ignore_eos[rows[at_end]]]] = FinishReason.EOS.value
+            codes[at_end[~table.ignore_eos[rows[at_end]]]] = FinishReason.EOS
         return codes
 
     def _remove(self, sampled: Rows, codes: Codes, now_s: float) -> None:
-        over = np.flatnonzero(codes != FinishReason.NOT.value)
+        over = np.flatnonzero(codes != FinishReason.NOT)
         if not len(over):
             return
         stores, table = self._stores, self._stores.table
         rows, reasons = sampled[over], [FinishReason(code) for code in codes[over].tolist()]
         self._tell_policies(rows, now_s)
-        for row in rows[codes[over] == FinishReason.FAILED.value].tolist():
+        for row in rows[codes[over] == FinishReason.FAILED].tolist():
             # What it found in the index was computed by others and is theirs to judge
             stores.pool.forget(table.blocks(row)[table.matched_blocks[row] :])
         stores.remove(rows, reasons, now_s)

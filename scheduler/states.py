@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import IntEnum
 
 
-class State(Enum):
+class State(IntEnum):
     """Where a row stands. The values are what the table's `state` column holds."""
 
     FREE = 0  # no request uses this row
@@ -26,7 +26,7 @@ TRANSITIONS: dict[State, frozenset[State]] = {
 }
 
 
-class FinishReason(Enum):
+class FinishReason(IntEnum):
     """Why a row ended. The values are those of `wire.messages.Finished` (tested)."""
 
     NOT = 0

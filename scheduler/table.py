@@ -22,6 +22,7 @@ Rows = npt.NDArray[np.intp]
 NO_SEAT = -1
 _NO_TOKEN = -1
 _WAITS = frozenset({State.WAITING, State.PREEMPTED, State.SWAPPED})
+_LEGAL = frozenset((int(at), int(to)) for at, all_to in TRANSITIONS.items() for to in all_to)
 
 
 class RequestTable(Columns):
@@ -86,7 +87,7 @@ class RequestTable(Columns):
 
     def earliest_deadline_s(self) -> float:
         """The earliest deadline of any row; +inf if none has one."""
-        used = self.state != State.FREE.value
+        used = self.state != State.FREE
         return float(self.deadline_s.min(initial=float("inf"), where=used))
 
     def blocks(self, row: int) -> npt.NDArray[np.int32]:
@@ -253,11 +254,11 @@ class RequestTable(Columns):
         self.blocks_held[row] = 0
 
     def _move(self, row: int, to: State) -> None:
-        state = State(int(self.state[row]))
-        assert to in TRANSITIONS[state], f"row {row} cannot go from {state.name} to {to.name}"
-        self.num_parked += (to is State.PARKED) - (state is State.PARKED)
-        self.num_swapped += (to is State.SWAPPED) - (state is State.SWAPPED)
-        self.state[row] = to.value
+        state = int(self.state[row])
+        assert (state, to) in _LEGAL, f"row {row} cannot go from {State(state).name} to {to.name}"
+        self.num_parked += (to == State.PARKED) - (state == State.PARKED)
+        self.num_swapped += (to == State.SWAPPED) - (state == State.SWAPPED)
+        self.state[row] = to
         self.waits[row] = to in _WAITS
         self.parked[row] = to is State.PARKED
 

@@ -41,7 +41,7 @@ def protection(
     ranks[table.preemptions[rows] >= max_preemptions] = _CAPPED
     unwilling = ~table.may_recompute[rows] & (host_is_full | ~table.may_swap[rows])
     ranks[(table.generated_tokens[rows] < table.pinned_until[rows]) | unwilling] = _PINNED
-    runs = table.state[rows] == State.RUNNING.value
+    runs = table.state[rows] == State.RUNNING
     if runs.any():
         arrivals = np.where(runs, table.arrival[rows], np.iinfo(np.int64).max)
         ranks[int(arrivals.argmin())] = _OLDEST

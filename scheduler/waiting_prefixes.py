@@ -56,7 +56,7 @@ class WaitingPrefixes:
         """Rows that lacked one of these find it, and perhaps more behind it."""
         if not self._wanted:
             return
-        for key in keys:
+        for key in [key for key in keys if key in self._wanted]:
             for row in list(self._wanted.get(key, ())):
                 found = self._match(row, self._found[row])
                 if len(found) > len(self._found[row]):
