@@ -35,7 +35,8 @@ def order_admissions(waiting: RequestColumns, step: StepView) -> FloatArray | No
     memory that they need. Return one float per waiting request; +inf keeps a request out of this
     step, unless a guard marks it or nothing runs and everybody is kept out. Ties keep arrival
     order. The scan ends at the first request that lacks memory; one whose prefill is too long for
-    this step's tokens is passed over. Default: arrival order. Stops at the first answer.
+    this step's tokens is passed over, unless it is starving. Default: arrival order. Stops at the
+    first answer.
     """
 
 

@@ -70,6 +70,8 @@ class Admission:
                 ):
                     break
             elif not may_compute:
+                if starving[rank] and not self._has_tokens(plan, row, entry):
+                    break
                 continue
             if table.state[row] == State.WAITING:
                 fresh.append(int(table.arrival[row]))
@@ -81,10 +83,12 @@ class Admission:
     def _may_compute(self, plan: PlanBuilder, row: int, entry: Entry) -> bool:
         """Whether the step has tokens for the row, and its reader takes what it may draw."""
         table, credits = self._stores.table, self._stores.credits
-        remaining = int(table.num_tokens[row]) - entry.computed
-        return plan.has_room_for(remaining) and credits.has_spare(
+        return self._has_tokens(plan, row, entry) and credits.has_spare(
             int(table.credit[row]), int(table.choices[row])
         )
+
+    def _has_tokens(self, plan: PlanBuilder, row: int, entry: Entry) -> bool:
+        return plan.has_room_for(int(self._stores.table.num_tokens[row]) - entry.computed)
 
     def _with_credit(self, rows: Rows) -> Rows:
         credits, table = self._stores.credits, self._stores.table
