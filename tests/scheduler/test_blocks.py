@@ -7,29 +7,45 @@ import pytest
 
 from cadenza.scheduler.blocks import BlockCounts, BlockPool
 
-A, B, C, D = (bytes([letter]) * 32 for letter in range(4))
+SIZE = 2
+A, B, C, D = range(4)  # tokens; a block of them is keyed by the path that leads to it
 
 
-def published(pool: BlockPool, *keys: bytes) -> np.ndarray:
-    """New blocks, held once, one below the other in the prefix index."""
-    blocks = pool.allocate(len(keys))
-    assert pool.index.publish(pool.index.root(""), keys, b"".join(keys), blocks.tolist())
+def tokens_of(*path: int) -> np.ndarray:
+    return np.array([[token] * SIZE for token in path], dtype=np.int32)
+
+
+def keys_of(*path: int) -> list[bytes]:
+    return [bytes(path[: depth + 1]) for depth in range(len(path))]
+
+
+def array(blocks: list[int]) -> np.ndarray:
+    return np.array(blocks, dtype=np.int32)
+
+
+def pool_of(num_blocks: int) -> BlockPool:
+    return BlockPool(num_blocks, SIZE)
+
+
+def publish(pool: BlockPool, blocks: np.ndarray, *path: int) -> None:
+    root = pool.index.root("")
+    pool.publish(root, keys_of(*path), tokens_of(*path), blocks.tolist())
+
+
+def published(pool: BlockPool, *path: int) -> np.ndarray:
+    """New blocks, held once, one after another in a sequence."""
+    blocks = pool.allocate(len(path))
+    publish(pool, blocks, *path)
     return blocks
 
 
-def match(pool: BlockPool, *keys: bytes) -> list[int]:
-    """The blocks of the longest prefix of `keys` that is cached."""
-    node = pool.index.root("")
-    for key in keys:
-        child = pool.index.child(node, key, key)
-        if child is None or child.block is None:
-            break
-        node = child
-    return pool.index.blocks(node)
+def match(pool: BlockPool, *path: int) -> list[int]:
+    """The blocks of the longest prefix of `path` that is cached."""
+    return pool.index.match(pool.index.root(""), keys_of(*path), tokens_of(*path)).tolist()
 
 
 def test_a_released_block_without_a_key_is_free_again():
-    pool = BlockPool(3)
+    pool = pool_of(3)
     blocks = pool.allocate(2)
     assert pool.counts == BlockCounts(free=1, cached=0, held=2)
 
@@ -40,7 +56,7 @@ def test_a_released_block_without_a_key_is_free_again():
 
 
 def test_a_released_block_with_a_key_stays_findable_until_it_is_needed():
-    pool = BlockPool(2)
+    pool = pool_of(2)
     blocks = published(pool, A)
     pool.release(blocks)
     assert match(pool, A) == blocks.tolist()
@@ -52,11 +68,11 @@ def test_a_released_block_with_a_key_stays_findable_until_it_is_needed():
 
 def test_eviction_takes_the_oldest_release_and_spares_the_rest():
     """Whatever the order of publishing, and though the first has been used again meanwhile."""
-    pool = BlockPool(4)
+    pool = pool_of(4)
     first, second, third = published(pool, A), published(pool, B), published(pool, C)
     for blocks in (first, third, second):
         pool.release(blocks)
-    pool.pin(first.tolist())
+    pool.pin(first)
     pool.release(first)
 
     pool.allocate(2)
@@ -69,7 +85,7 @@ def test_eviction_takes_the_oldest_release_and_spares_the_rest():
 
 
 def test_free_blocks_are_taken_before_cached_ones():
-    pool = BlockPool(3)
+    pool = pool_of(3)
     blocks = published(pool, A)
     pool.release(blocks)
 
@@ -80,7 +96,7 @@ def test_free_blocks_are_taken_before_cached_ones():
 
 
 def test_a_table_is_released_tail_first_so_that_its_head_is_evicted_last():
-    pool = BlockPool(3)
+    pool = pool_of(3)
     blocks = published(pool, A, B, C)
     pool.release(blocks)
 
@@ -89,23 +105,65 @@ def test_a_table_is_released_tail_first_so_that_its_head_is_evicted_last():
     assert match(pool, A, B, C) == blocks.tolist()[:1]
 
 
+def test_tables_released_together_age_one_after_another():
+    pool = pool_of(4)
+    first, second = published(pool, A, B), published(pool, C, D)
+    pool.release(first, second)
+    pool.check([])
+
+    pool.allocate(2)
+
+    assert match(pool, A, B) == []
+    assert match(pool, C, D) == second.tolist()
+
+
+def test_tables_that_share_a_block_may_be_released_together():
+    """It ages with the last of them, and each of them counts."""
+    pool = pool_of(4)
+    shared, own = published(pool, A), pool.allocate(1)
+    other = published(pool, C)
+    pool.pin(shared)
+    pool.release(np.concatenate((shared, own)), other, shared)
+    assert pool.counts == BlockCounts(free=2, cached=2, held=0)
+    pool.check([])
+
+    pool.allocate(3)
+
+    assert match(pool, C) == []
+    assert match(pool, A) == shared.tolist()
+
+
 def test_a_pinned_block_is_not_available():
-    pool = BlockPool(2)
+    pool = pool_of(2)
     blocks = published(pool, A)
     pool.release(blocks)
     assert pool.num_available == 2
 
-    pool.pin(blocks.tolist())
+    pool.pin(blocks)
 
     assert pool.num_available == 1
     assert pool.counts == BlockCounts(free=1, cached=0, held=1)
     pool.check([blocks])
 
 
+def test_a_block_that_was_pinned_ages_anew():
+    pool = pool_of(2)
+    first, second = published(pool, A), published(pool, B)
+    pool.release(first)
+    pool.release(second)
+    pool.pin(first)
+    pool.release(first)
+
+    pool.allocate(1)
+
+    assert match(pool, B) == []
+    assert match(pool, A) == first.tolist()
+
+
 def test_a_shared_block_is_freed_by_its_last_holder_only():
-    pool = BlockPool(2)
+    pool = pool_of(2)
     blocks = published(pool, A)
-    pool.pin(blocks.tolist())
+    pool.pin(blocks)
     pool.release(blocks)
     assert pool.counts.held == 1
 
@@ -115,9 +173,9 @@ def test_a_shared_block_is_freed_by_its_last_holder_only():
 
 
 def test_an_unpublished_block_can_be_shared_too():
-    pool = BlockPool(2)
+    pool = pool_of(2)
     block = pool.allocate(1)
-    pool.pin(block.tolist())
+    pool.pin(block)
     pool.release(block)
     pool.check([block])
 
@@ -127,7 +185,7 @@ def test_an_unpublished_block_can_be_shared_too():
 
 
 def test_references_are_a_read_only_view():
-    pool = BlockPool(2)
+    pool = pool_of(2)
     block = pool.allocate(1)
     assert pool.references[block].tolist() == [1]
 
@@ -136,7 +194,7 @@ def test_references_are_a_read_only_view():
 
 
 def test_releasing_more_often_than_holding_is_an_error():
-    pool = BlockPool(1)
+    pool = pool_of(1)
     blocks = pool.allocate(1)
     pool.release(blocks)
 
@@ -145,15 +203,35 @@ def test_releasing_more_often_than_holding_is_an_error():
 
 
 def test_more_than_is_available_is_an_error():
-    pool = BlockPool(2)
+    pool = pool_of(2)
     pool.allocate(1)
 
     with pytest.raises(AssertionError, match="2 blocks wanted, 1 available"):
         pool.allocate(2)
 
 
+def test_reserved_blocks_are_not_available_and_evict_nothing_before_they_are_taken():
+    pool = pool_of(3)
+    blocks = published(pool, A, B)
+    pool.release(blocks)
+
+    pool.reserve(1)
+    pool.reserve(1)
+    assert pool.num_available == 1
+    assert match(pool, A, B) == blocks.tolist()
+    with pytest.raises(AssertionError, match="2 blocks wanted, 1 available"):
+        pool.reserve(2)
+
+    taken = pool.allocate_reserved()
+    assert len(taken) == 2
+    assert pool.num_available == 1
+    assert match(pool, A, B) == blocks.tolist()[:1]
+    pool.check([taken])
+    assert len(pool.allocate_reserved()) == 0
+
+
 def test_a_forgotten_block_is_not_found_and_becomes_free():
-    pool = BlockPool(1)
+    pool = pool_of(1)
     blocks = published(pool, A)
 
     pool.forget(blocks)
@@ -164,7 +242,7 @@ def test_a_forgotten_block_is_not_found_and_becomes_free():
 
 
 def test_a_reset_forgets_held_and_unheld_blocks_and_frees_the_unheld():
-    pool = BlockPool(4)
+    pool = pool_of(4)
     held, unheld = published(pool, A, B), published(pool, C)
     pool.release(unheld)
 
@@ -177,49 +255,69 @@ def test_a_reset_forgets_held_and_unheld_blocks_and_frees_the_unheld():
     assert pool.counts == BlockCounts(free=4, cached=0, held=0)
 
 
+def test_an_unheld_block_that_is_in_the_way_of_a_new_publication_is_free_at_once():
+    """Its head was evicted, so that nobody can find it, and the new block takes its key."""
+    pool = pool_of(4)
+    old = published(pool, A, B)
+    pool.release(old[1:])
+    pool.forget(old[:1])
+    assert pool.counts == BlockCounts(free=2, cached=1, held=1)
+
+    new = published(pool, A, B)
+
+    assert match(pool, A, B) == new.tolist()
+    assert pool.counts == BlockCounts(free=1, cached=0, held=3)
+    pool.check([old[:1], new])
+
+
 def test_matched_blocks_that_nobody_holds_are_counted():
-    pool = BlockPool(4)
+    pool = pool_of(4)
     held, released = published(pool, A), published(pool, B)
     pool.release(released)
 
-    assert pool.num_unheld([*held.tolist(), *released.tolist()]) == 1
-    assert pool.num_unheld([]) == 0
+    assert pool.num_unheld(np.concatenate((held, released))) == 1
+    assert pool.num_unheld(array([])) == 0
 
 
 def test_a_pool_needs_a_block():
     with pytest.raises(ValueError, match="at least one block"):
-        BlockPool(0)
+        pool_of(0)
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_random_operations_keep_the_pool_whole(seed: int):
     """Recounted from scratch after every operation."""
     chance = random.Random(seed)
-    pool = BlockPool(8)
+    pool = pool_of(8)
     tables: list[np.ndarray] = []
-    keys = [bytes([i]) * 32 for i in range(12)]
-    parents = {key: keys[i // 3 - 1] if i >= 3 else None for i, key in enumerate(keys)}
-    nodes = {}
+
+    def path() -> list[int]:
+        return [chance.choice((A, B)) for _ in range(chance.randint(1, 3))]
+
+    found = 0
     for _ in range(500):
-        match chance.randrange(6):
+        hits = match(pool, *path())
+        match chance.choice([0, 0, 1, 1, 2, 2, 2, 3, 3, 4, 5]):
             case 0:
                 tables.append(pool.allocate(chance.randint(0, min(3, pool.num_available))))
             case 1 if tables:
-                pool.release(tables.pop(chance.randrange(len(tables))))
-            case 2 if tables and len(table := chance.choice(tables)):
-                key, block = chance.choice(keys), int(chance.choice(table.tolist()))
-                parent = nodes.get(parents[key], pool.index.root(""))
-                if parents[key] in (None, parent.key) and block not in pool.index:
-                    nodes[key] = pool.index.publish(parent, [key], key, [block])
-                    assert nodes[key] is not None
+                chance.shuffle(tables)
+                num = chance.randint(1, len(tables))
+                pool.release(*tables[:num])
+                del tables[:num]
+            case 2:
+                table = pool.allocate(min(3, pool.num_available))
+                tables.append(table)
+                if len(table) == 3:
+                    publish(pool, table, *chance.choices((A, B), k=3))
             case 3:
-                hits = [node.block for node in nodes.values() if node.block is not None]
-                hits = chance.sample(hits, min(2, len(hits)))
-                pool.pin(hits)
-                tables.append(np.array(hits, dtype=np.int32))
+                found += len(hits)
+                pool.pin(array(hits))
+                tables.append(array(hits))
             case 4 if tables:
                 pool.forget(chance.choice(tables))
-            case 5 if chance.random() < 0.1:
+            case 5 if chance.random() < 0.2:
                 pool.reset_cache()
         pool.check(tables)
         assert sum(pool.counts) == 8
+    assert found > 5, "the case no longer finds anything"

@@ -1,282 +1,273 @@
-"""The prefix index: a tree that never shows what was not published, nor loses what was."""
+"""The prefix index: it never shows what was not published, nor under a key what another means."""
 
-import gc
+from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
-from cadenza.scheduler.prefix_index import Node, PrefixIndex
+from cadenza.scheduler.prefix_index import Prefix, PrefixIndex
 
-A, B, C, D = (bytes([letter]) * 32 for letter in range(4))
+SIZE = 2
+A, B, C, D = (bytes([letter]) for letter in range(1, 5))
+OTHER = b"\x63"
 
 
-class Heard:
-    """Remembers what the index announced, as ("published" or "evicted", tokens)."""
+def tokens_of(*letters: bytes) -> np.ndarray:
+    return np.array([[letter[0]] * SIZE for letter in letters], dtype=np.int32)
 
-    def __init__(self) -> None:
-        self.events: list[tuple[str, bytes]] = []
 
-    def on_published(self, node: Node) -> None:
-        assert node.block is not None
-        self.events.append(("published", node.tokens))
-
-    def on_evicted(self, node: Node) -> None:
-        assert node.block is None
-        self.events.append(("evicted", node.tokens))
+def index_of(num_blocks: int = 16) -> PrefixIndex:
+    return PrefixIndex(num_blocks, SIZE)
 
 
 def publish(
-    index: PrefixIndex, parent: Node, key: bytes, block: int, tokens: bytes | None = None
-) -> Node | None:
-    """One block; its key stands for itself as tokens unless others are given."""
-    return index.publish(parent, [key], tokens or key, [block])
-
-
-def path(index: PrefixIndex, *parts: tuple[bytes, int], salt: str = "") -> list[Node]:
-    """Publish one block under the other, one by one."""
-    nodes = [index.root(salt)]
-    for key, block in parts:
-        node = publish(index, nodes[-1], key, block)
-        assert node is not None
-        nodes.append(node)
+    index: PrefixIndex, prefix: Prefix, keys: Sequence[bytes], blocks: list[int], *tokens: bytes
+) -> tuple[Prefix, list[int]]:
+    """Each key stands for itself as tokens unless others are given."""
+    answer = index.publish(prefix, keys, tokens_of(*(tokens or keys)), blocks)
     index.check()
-    return nodes
+    return answer
 
 
-def test_a_published_path_is_found_step_by_step():
-    index = PrefixIndex()
-    root, a, b = path(index, (A, 4), (B, 2))
-
-    assert index.child(root, A, A) is a
-    assert index.child(a, B, B) is b
-    assert index.blocks(b) == [4, 2]
-    assert index.blocks(root) == []
-    assert (root.depth, a.depth, b.depth) == (0, 1, 2)
-    assert len(index) == 2
-    assert 4 in index
-    assert 3 not in index
+def path(index: PrefixIndex, keys: Sequence[bytes], blocks: list[int], salt: str = "") -> Prefix:
+    """Publish a sequence from its start; returns the prefix that is its end."""
+    end, displaced = publish(index, index.root(salt), keys, blocks)
+    assert displaced == []
+    return end
 
 
-def test_a_key_is_believed_only_after_comparing_tokens_and_parent():
-    index = PrefixIndex()
-    root, a, b = path(index, (A, 0), (B, 1))
-
-    assert index.child(root, A, b"other tokens") is None
-    assert index.child(root, B, B) is None, "B was published after A, not at the start"
-    assert index.child(b, A, A) is None
-    assert index.child(a, C, C) is None
+def match(
+    index: PrefixIndex, keys: Sequence[bytes], *tokens: bytes, after: Prefix | None = None
+) -> list[int]:
+    prefix = index.root("") if after is None else after
+    return index.match(prefix, keys, tokens_of(*(tokens or keys))).tolist()
 
 
-def test_what_collides_is_not_published_and_nothing_changes():
-    index = PrefixIndex()
-    root, _, b = path(index, (A, 0), (B, 1))
-
-    assert publish(index, root, A, 5, b"other tokens") is None
-    assert publish(index, root, B, 5) is None
-    assert publish(index, index.root("salt"), A, 5) is None
-
-    assert len(index) == 2
-    assert index.blocks(b) == [0, 1]
+def remove(index: PrefixIndex, *blocks: int) -> None:
+    index.remove(np.array(blocks, dtype=np.int32))
     index.check()
+
+
+class Heard:
+    """Remembers what the index announced."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, list[bytes] | list[int]]] = []
+
+    def on_published(self, keys: Sequence[bytes]) -> None:
+        self.events.append(("published", list(keys)))
+
+    def on_unpublished(self, blocks: np.ndarray) -> None:
+        self.events.append(("unpublished", blocks.tolist()))
+
+
+def test_a_published_sequence_is_found_from_its_start_as_far_as_it_goes():
+    index = index_of()
+    path(index, [A, B, C], [4, 2, 7])
+
+    assert match(index, [A, B, C]) == [4, 2, 7]
+    assert match(index, [A, B]) == [4, 2]
+    assert match(index, [A, B, C, D]) == [4, 2, 7]
+    assert match(index, [B, C]) == []
+    assert match(index, []) == []
+    assert len(index) == 3
+
+
+def test_a_sequence_may_be_published_and_matched_in_parts():
+    index = index_of()
+    end = path(index, [A], [4])
+    end, _ = publish(index, end, [B, C], [2, 7])
+
+    assert match(index, [A, B, C]) == [4, 2, 7]
+    middle = index.end(index.root(""), [4, 2])
+    assert match(index, [C], after=middle) == [7]
+    assert index.end(index.root(""), [4, 2, 7]) == end
+    assert index.end(middle, []) == middle
+
+
+def test_a_key_is_believed_only_with_its_tokens_and_after_its_prefix():
+    index = index_of()
+    end = path(index, [A, B], [0, 1])
+
+    assert match(index, [A, B], OTHER, B) == []
+    assert match(index, [A, B], A, OTHER) == [0]
+    assert match(index, [B]) == [], "B was published after A, not at the start"
+    assert match(index, [A], after=end) == []
+
+
+def test_tokens_are_compared_whole():
+    index = index_of()
+    index.publish(index.root(""), [A], np.array([[1, 2]], dtype=np.int32), [0])
+
+    for ids, found in (([1, 2], [0]), ([1, 3], []), ([3, 2], []), ([2, 1], [])):
+        tokens = np.array([ids], dtype=np.int32)
+        assert index.match(index.root(""), [A], tokens).tolist() == found
+
+
+def test_salts_do_not_share():
+    index = index_of()
+    path(index, [A], [0])
+
+    assert match(index, [A], after=index.root("salt")) == []
+    assert index.root("salt") == index.root("salt") != index.root("")
 
 
 def test_the_first_block_of_some_tokens_stays_the_one_that_is_found():
-    index = PrefixIndex()
-    root, a = path(index, (A, 0))
+    index = index_of()
+    path(index, [A, B], [0, 1])
 
-    assert publish(index, root, A, 7) is a
-    assert index.blocks(a) == [0]
-    assert 7 not in index
+    end, displaced = publish(index, index.root(""), [A, B, C], [5, 6, 7])
 
-
-def test_a_block_stands_for_one_prefix_only():
-    index = PrefixIndex()
-    _, a, b = path(index, (A, 0), (B, 1))
-
-    node = publish(index, a, C, 1)
-
-    assert node is None or node.block is None
-    assert index.blocks(b) == [0, 1]
+    assert displaced == []
+    assert match(index, [A, B, C]) == [0, 1, 7], "what is new continues what was there"
+    assert index.end(index.root(""), [7]) == end
+    assert len(index) == 3
 
 
-def test_salts_have_roots_of_their_own():
-    index = PrefixIndex()
-    path(index, (A, 0))
+def test_what_a_key_meant_before_is_displaced_and_never_found_by_its_old_tokens():
+    index = index_of()
+    path(index, [A, B], [0, 1])
 
-    assert index.child(index.root("salt"), A, A) is None
-    assert index.root("salt").key != index.root("").key
+    _, displaced = publish(index, index.root(""), [A], [5], OTHER)
 
-
-def test_a_root_is_forgotten_with_its_last_node():
-    """Salts come from clients: nothing may grow with all that were ever seen."""
-    index = PrefixIndex()
-    for salt in range(50):
-        path(index, (bytes([salt]), salt), salt=str(salt))
-    for block in range(50):
-        index.remove(block)
-    gc.collect()
-
-    assert len(index._roots) == 0
-    assert len(index._nodes) == 0
+    assert displaced == [0]
+    assert match(index, [A], OTHER) == [5]
+    assert match(index, [A, B]) == []
+    assert match(index, [A, B], OTHER, B) == [5], "B continues another publication"
 
 
-def test_a_leaf_that_is_removed_is_pruned_with_those_above_that_have_no_block():
-    index = PrefixIndex()
-    root, a, b, _ = path(index, (A, 0), (B, 1), (C, 2))
-    index.remove(1)
-    assert index.child(a, B, B) is b, "it stays while something below has a block"
+def test_one_key_for_everything_lets_nothing_wrong_be_found():
+    index = index_of()
+    publish(index, index.root(""), [A, A, A], [0, 1, 2], A, B, C)
 
-    index.remove(2)
-
-    assert index.child(b, C, C) is None
-    assert index.child(a, B, B) is None
-    assert index.child(root, A, A) is a
-    index.check()
-
-
-def test_removing_twice_or_what_was_never_published_changes_nothing():
-    index = PrefixIndex()
-    heard = index.watcher = Heard()
-    path(index, (A, 0))
-    index.remove(0)
-    index.remove(0)
-    index.remove(9)
-
-    assert heard.events == [("evicted", A)]
-    assert len(index) == 0
-
-
-def test_a_prefix_evicted_in_the_middle_is_whole_again_once_the_block_is_back():
-    index = PrefixIndex()
-    _, a, b, c = path(index, (A, 0), (B, 1), (C, 2))
-    index.remove(1)
-    with pytest.raises(AssertionError, match="a hole in a cached prefix"):
-        index.blocks(c)
-
-    assert publish(index, a, B, 8) is b
-
-    assert index.blocks(c) == [0, 8, 2]
-    index.check()
-
-
-def test_a_pruned_parent_is_put_back_without_a_block():
-    """A row whose own blocks were duplicates goes on after those that were found are evicted."""
-    index = PrefixIndex()
-    root, _, b = path(index, (A, 0), (B, 1))
-    index.remove(0)
-    index.remove(1)
-    assert index.child(root, A, A) is None
-
-    c = publish(index, b, C, 2)
-
-    assert c is not None
-    back = index.child(root, A, A)
-    assert back is not None
-    assert back.block is None, "nobody computed its block again"
-    assert c.parent is index.child(back, B, B)
-    index.check()
-    path(index, (A, 5), (B, 6))
-    assert index.blocks(c) == [5, 6, 2]
-
-
-def test_a_pruned_parent_joins_the_node_that_took_its_place():
-    index = PrefixIndex()
-    _, old = path(index, (A, 0))
-    index.remove(0)
-    _, new = path(index, (A, 3))
-    assert new is not old
-
-    b = publish(index, old, B, 4)
-
-    assert b is not None
-    assert b.parent is new
-    assert index.blocks(b) == [3, 4]
-    index.check()
-
-
-def test_a_pruned_parent_whose_key_stands_for_other_tokens_now_publishes_nothing():
-    index = PrefixIndex()
-    root, old = path(index, (A, 0))
-    index.remove(0)
-    assert publish(index, root, A, 3, b"other tokens") is not None
-
-    assert publish(index, old, B, 4) is None
-
-    assert 4 not in index
-    index.check()
-
-
-def test_a_collision_below_a_pruned_parent_leaves_nothing_behind():
-    index = PrefixIndex()
-    _, _, b = path(index, (A, 0), (B, 1))
-    index.remove(1)
-    index.remove(0)
-    root, other = path(index, (C, 2))
-
-    assert publish(index, b, C, 3) is None
-
-    index.check()
-    assert len(index._nodes) == 1
-    assert index.child(root, C, C) is other
-
-
-def test_a_run_is_the_same_as_one_block_after_the_other():
-    index = PrefixIndex()
-    root, a = path(index, (A, 0))
-
-    c = index.publish(root, [A, B, C], A + B + C, [5, 6, 7])
-
-    assert c is not None
-    assert index.blocks(c) == [0, 6, 7]
-    assert [node.depth for node in (a, c.parent, c) if node] == [1, 2, 3]
-    index.check()
-
-
-def test_a_run_ends_at_the_first_collision():
-    index = PrefixIndex()
-    root, _ = path(index, (B, 0))
-
-    assert index.publish(root, [A, B, C], A + B + C, [5, 6, 7]) is None
-
-    assert (5 in index, 6 in index, 7 in index) == (True, False, False)
-    index.check()
-
-
-def test_an_empty_run_publishes_nothing():
-    index = PrefixIndex()
-    _, a = path(index, (A, 0))
-
-    assert index.publish(a, [], b"", []) is a
+    assert match(index, [A, A, A], A, B, C) in ([], [0])
+    assert match(index, [A], C) == []
     assert len(index) == 1
 
 
-def test_siblings_leave_in_any_order():
-    for gone in ([0, 1, 2], [2, 1, 0], [1, 0, 2], [1, 2, 0]):
-        index = PrefixIndex()
-        root = index.root("")
-        for block, key in enumerate((A, B, C)):
-            publish(index, root, key, block)
-        left = [A, B, C]
-        for block in gone:
-            index.remove(block)
-            left.remove(bytes([block]) * 32)
-            assert [node.key for node in root.children()] == left[::-1]
-            index.check()
+def test_removed_blocks_and_all_after_them_are_found_no_more():
+    index = index_of()
+    path(index, [A, B, C], [0, 1, 2])
+
+    remove(index, 1)
+
+    assert match(index, [A, B, C]) == [0]
+    assert len(index) == 2
 
 
-def test_the_watcher_hears_what_somebody_wants_and_all_that_ceases_to_be():
-    index = PrefixIndex()
-    heard = index.watcher = Heard()
-    index.wanted.update({A: {0: None}, B: {1: None}})
-    root, *_ = path(index, (A, 0), (B, 1))
-    publish(index, root, A, 5)  # findable already
-    publish(index, root, B, 6)  # a collision
-    index.remove(0)
-    publish(index, root, A, 7)
-    publish(index, root, D, 8)  # nobody lacks it
+def test_removing_twice_or_what_was_never_published_changes_nothing():
+    index = index_of()
+    index.watcher = heard = Heard()
+    path(index, [A, B], [0, 1])
+    remove(index, 0)
+    remove(index, 0, 9)
+    remove(index)
+
+    assert heard.events == [("published", [A, B]), ("unpublished", [0])]
+    assert match(index, [A, B]) == []
+
+
+def test_what_continued_a_removed_block_does_not_continue_its_successor():
+    """The successor holds the same tokens, but the old tail was not published after it."""
+    index = index_of()
+    path(index, [A, B], [0, 1])
+    remove(index, 0)
+    path(index, [A], [5])
+
+    assert match(index, [A, B]) == [5]
+
+    _, displaced = publish(index, index.end(index.root(""), [5]), [B], [6])
+    assert displaced == [1]
+    assert match(index, [A, B]) == [5, 6]
+
+
+def test_a_prefix_lives_as_long_as_the_publication_that_ends_it():
+    index = index_of()
+    end = path(index, [A, B], [0, 1])
+    assert index.is_alive(index.root(""))
+    assert index.is_alive(end)
+    remove(index, 0)
+    assert index.is_alive(end), "its head is gone, but itself it can be continued"
+
+    remove(index, 1)
+    assert not index.is_alive(end)
+
+    path(index, [C], [1])
+    assert not index.is_alive(end), "the block means something else now"
+
+
+def test_a_block_that_is_published_again_leaves_its_old_place():
+    index = index_of()
+    path(index, [A], [0])
+
+    _, displaced = publish(index, index.root(""), [B], [0])
+
+    assert displaced == [0]
+    assert match(index, [A]) == []
+    assert match(index, [B]) == [0]
+
+
+def test_the_watcher_hears_what_becomes_findable_and_what_ceases_to_be():
+    index = index_of()
+    index.watcher = heard = Heard()
+    path(index, [A, B], [0, 1])
+    path(index, [A, B, C], [5, 6, 7])  # two of them are findable already
+    publish(index, index.root(""), [B], [8])  # in place of another
+    remove(index, 0, 7)
 
     assert heard.events == [
-        ("published", A),
-        ("published", B),
-        ("evicted", A),
-        ("published", A),
+        ("published", [A, B]),
+        ("published", [C]),
+        ("unpublished", [1]),
+        ("published", [B]),
+        ("unpublished", [0, 7]),
     ]
+
+
+def test_runs_of_many_rows_are_entered_together_or_not_at_all():
+    index = index_of()
+    first, second = path(index, [A], [0]), path(index, [B], [1])
+    names = np.array([first.name, second.name, index.root("").name])
+
+    def enter(keys: list[bytes], blocks: list[int]) -> bool:
+        tokens = tokens_of(*keys)
+        starts = np.array([0, 2, 3])
+        done = index.publish_runs(names, starts, keys, tokens, np.array(blocks, dtype=np.int32))
+        index.check()
+        return done
+
+    assert not enter([C, D, A, b"e"], [2, 3, 4, 5]), "A is there already"
+    assert not enter([C, D, C, b"e"], [2, 3, 4, 5]), "two of them are equal"
+    assert not enter([C, D, b"e", b"f"], [2, 3, 0, 5]), "block 0 stands for something"
+    assert len(index) == 2
+
+    assert enter([C, D, b"e", b"f"], [2, 3, 4, 5])
+    assert match(index, [A, C, D]) == [0, 2, 3]
+    assert match(index, [B, b"e"]) == [1, 4]
+    assert match(index, [b"f"]) == [5]
+
+
+def test_nothing_is_kept_of_what_was_removed(monkeypatch: pytest.MonkeyPatch):
+    """Salts come from clients, so that their number has to be bounded too."""
+    monkeypatch.setattr("cadenza.scheduler.prefix_index._MOST_ROOTS", 10)
+    index = index_of()
+    for salt in range(50):
+        path(index, [A, B], [0, 1], salt=str(salt))
+        remove(index, 0, 1)
+
+    assert len(index._roots) <= 10
+    assert len(index) == len(index._block_of) == 0
+    assert not any(index._keys)
+
+
+def test_a_salt_that_was_forgotten_finds_nothing_old(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("cadenza.scheduler.prefix_index._MOST_ROOTS", 2)
+    index = index_of()
+    path(index, [A], [0], salt="first")
+    for salt in ("second", "third"):
+        index.root(salt)
+
+    assert match(index, [A], after=index.root("first")) == []
+    _, displaced = publish(index, index.root("first"), [A], [1])
+    assert displaced == [0]
+    assert match(index, [A], after=index.root("first")) == [1]

@@ -18,7 +18,7 @@ class Stage:
     """A table, a pool, and what follows them; blocks are published as if rows had run."""
 
     def __init__(self) -> None:
-        self.pool = BlockPool(32)
+        self.pool = BlockPool(32, SIZE)
         self.table = RequestTable(num_seats=1, max_model_len=64, block_size=SIZE)
         self.prefixes = WaitingPrefixes(self.table, self.pool.index)
         self._requests = 0
@@ -35,13 +35,12 @@ class Stage:
 
     def compute(self, *tokens: int, salt: str = "") -> np.ndarray:
         """Somebody computes these tokens and publishes full blocks; returns them, held once."""
-        ids = np.array(tokens[: len(tokens) // SIZE * SIZE], dtype="<i4")
+        ids = np.array(tokens[: len(tokens) // SIZE * SIZE], dtype=np.int32)
         keys: list[bytes] = []
         extend_keys(keys, salt, ids, SIZE, len(ids) // SIZE)
         blocks = self.pool.allocate(len(keys))
-        assert self.pool.index.publish(
-            self.pool.index.root(salt), keys, ids.tobytes(), blocks.tolist()
-        )
+        root = self.pool.index.root(salt)
+        self.pool.publish(root, keys, ids.reshape(-1, SIZE), blocks.tolist())
         self.prefixes.check()
         return blocks
 
@@ -49,7 +48,7 @@ class Stage:
         return self.table.cached_tokens[list(rows)].tolist()
 
     def forget(self, block: int) -> None:
-        self.pool.index.remove(block)
+        self.pool.index.remove(np.array([block], dtype=np.int32))
         self.prefixes.check()
 
 
@@ -80,14 +79,13 @@ def test_a_row_that_waits_follows_what_is_published_meanwhile():
     assert stage.cached(row, other) == [4, 2]
 
 
-def test_a_row_steps_over_all_that_was_there_already_once_the_gap_is_closed():
+def test_what_is_published_in_one_run_is_found_as_far_as_the_row_goes():
     stage = Stage()
-    blocks = stage.compute(1, 2, 3, 4, 5, 6)
     row = stage.wait(1, 2, 3, 4, 5, 6, 7)
-    stage.forget(int(blocks[1]))
+    stage.compute(1, 2)
     assert stage.cached(row) == [2]
 
-    stage.compute(1, 2, 3, 4)
+    stage.compute(1, 2, 3, 4, 5, 6, 7, 8)
 
     assert stage.cached(row) == [6]
 
@@ -161,27 +159,25 @@ def test_a_row_is_followed_until_it_is_removed():
     assert stage.cached(row, other) == [0, 0]
 
 
-def test_the_end_of_the_prefix_names_the_blocks_to_pin():
+def test_the_blocks_of_the_prefix_are_known():
     stage = Stage()
     blocks = stage.compute(1, 2, 3, 4)
-    row = stage.wait(1, 2, 3, 4, 5)
 
-    assert stage.pool.index.blocks(stage.prefixes.end(row)) == blocks.tolist()
-    assert stage.prefixes.end(stage.wait(9, 9, 9)) is stage.pool.index.root("")
+    assert stage.prefixes.found(stage.wait(1, 2, 3, 4, 5)).tolist() == blocks.tolist()
+    assert stage.prefixes.found(stage.wait(1, 2, 3)).tolist() == blocks.tolist()[:1]
+    assert stage.prefixes.found(stage.wait(9, 9, 9)).tolist() == []
 
 
 def test_nothing_is_kept_of_rows_that_left():
     stage = Stage()
     rows = [stage.wait(1, 2, 3, 4, 5) for _ in range(3)]
     stage.compute(1, 2)
-    nodes = [stage.prefixes.end(row) for row in rows]
-    assert nodes[0].waiting is not None
-    assert list(nodes[0].waiting) == rows
     for row in rows:
         stage.prefixes.remove(row)
 
-    assert not stage.pool.index.wanted
-    assert not any(node.waiting for node in (stage.pool.index.root(""), *nodes))
+    prefixes = stage.prefixes
+    assert prefixes._found == prefixes._ending == prefixes._wanted == {}
+    assert not prefixes._passing.any()
 
 
 @pytest.mark.parametrize("seed", range(10))
