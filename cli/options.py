@@ -29,6 +29,7 @@ Port = Parameter(validator=Number(gte=0, lte=65535))
 Positive = Parameter(validator=Number(gte=1))
 Share = Parameter(validator=[Number(gte=0, lt=1), _finite])
 Seconds = Parameter(validator=[Number(gte=0), _finite])
+Gibibytes = Parameter(validator=[Number(gte=0, lt=1 << 33), _finite])
 
 
 @Parameter(name="*")
@@ -74,6 +75,9 @@ class ServeOptions:
 
     kv_cache_memory_bytes: Annotated[int, Memory, Positive] = 1 << 30
     """Memory for the KV cache."""
+
+    swap_space: Annotated[float, Memory, Gibibytes] = 0.5
+    """GiB of host memory for the KV blocks of preempted requests; 0: they are recomputed."""
 
     max_num_seqs: Annotated[int, Memory, Positive] = 64
     """Requests that may run at once."""

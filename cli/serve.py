@@ -116,6 +116,7 @@ def _front_config(located: Located, options: ServeOptions) -> FrontConfig:
             block_size=options.block_size,
             num_blocks=options.num_gpu_blocks_override,
             kv_cache_bytes=options.kv_cache_memory_bytes,
+            swap_bytes=int(options.swap_space * (1 << 30)),
             max_num_seqs=options.max_num_seqs,
             max_num_batched_tokens=options.max_num_batched_tokens,
             enable_prefix_caching=options.enable_prefix_caching,
