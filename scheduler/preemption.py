@@ -59,10 +59,10 @@ class Preemption:
     def clear_deficit(self, plan: PlanBuilder, budget: Budget) -> None:
         """Preempt just enough rows that the others can grow, and place those."""
         stores, table = self._stores, self._stores.table
-        growth = np.zeros(table.size, dtype=np.int64)
-        growth[budget.running] = budget.growth
+        claims = table.promised_blocks.copy()
+        claims[budget.running] += budget.growth
         rows = self._eviction_order(plan)
-        chosen = rows[self._enough(rows, growth, Shortage(-budget.spare))]
+        chosen = rows[self._enough(rows, claims, Shortage(-budget.spare))]
         self._ask(chosen, plan)
         for row in chosen.tolist():
             self._leave(plan, row, Cause.ROOM if table.parked[row] else Cause.MEMORY)
@@ -88,11 +88,13 @@ class Preemption:
         if not (len(rows) or may_displace):
             return False
         pool.pin(found)
-        none = np.zeros(self._stores.table.size, dtype=np.int64)
-        chosen = rows[self._enough(rows, none, lacks.whole)]
+        claims = self._stores.table.promised_blocks
+        if plan.is_empty:  # then the shortage leaves promises out, so they are nothing to give
+            claims = np.zeros_like(claims)
+        chosen = rows[self._enough(rows, claims, lacks.whole)]
         if not len(chosen) and may_displace:
             rows = self._parked_or_displaceable(plan, budget, candidate)
-            chosen = rows[self._enough(rows, none, lacks.bare)]
+            chosen = rows[self._enough(rows, claims, lacks.bare)]
         pool.release(found)
         if len(chosen) and self._flavours is None:
             self._ask(rows, plan)
@@ -124,12 +126,15 @@ class Preemption:
             rows = rows[[row in self._flavours for row in rows.tolist()]]
         return rows[table.parked[rows]]
 
-    def _enough(self, rows: Rows, growth: IntColumn, shortage: Shortage) -> Rows:
-        """Indices into `rows` of just enough victims; `growth` is a whole column."""
+    def _enough(self, rows: Rows, claims: IntColumn, shortage: Shortage) -> Rows:
+        """Indices into `rows` of just enough victims.
+
+        `claims` is a whole column: blocks counted in the shortage that a victim needs no longer.
+        """
         table = self._stores.table
         return just_enough(
             [table.blocks(row) for row in rows],
-            growth[rows] + table.promised_blocks[rows],
+            claims[rows],
             table.choices[rows].tolist(),
             shortage,
             self._stores.pool.references,

@@ -111,5 +111,5 @@ class Stores:
         generated = int(self.table.generated_tokens[row])
         self.log.append(Finished(self.totals.steps, now_s, request, reason, generated))
         self.table.drop_choice(row, request)
-        if self.table.promised_blocks[row]:
-            self.table.promised_blocks[row] -= 1
+        promised = self.table.promised_blocks
+        promised[row] = max(0, promised[row] - 1) if self.table.choices[row] > 1 else 0
