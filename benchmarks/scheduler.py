@@ -18,6 +18,7 @@ figures are wanted, and 0 otherwise: targets are told, not enforced.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import subprocess
@@ -291,6 +292,7 @@ def parse() -> argparse.Namespace:
 
 def main() -> int:
     options = parse()
+    gc.freeze()  # as the engine does
     print(heading())
     if options.no_peer:
         show(measure_all(options, None))

@@ -148,9 +148,8 @@ class Reaper:
     def _finish_codes(self, rows: Rows, tokens: Int32Array) -> Codes:
         table = self._stores.table
         codes = np.full(len(rows), FinishReason.NOT, dtype=np.uint8)
-        spent = table.generated_tokens[rows] >= table.max_tokens[rows]
-        full = table.num_tokens[rows] >= self._stores.config.max_model_len
-        codes[spent | full] = FinishReason.LENGTH
+        # The table has cut max_tokens to what the context has room for
+        codes[table.generated_tokens[rows] >= table.max_tokens[rows]] = FinishReason.LENGTH
         picky = np.flatnonzero(table.has_stop_ids[rows])
         if len(picky):
             stopped = (table.stop_token_ids[rows[picky]] == tokens[picky, None]).any(axis=1)

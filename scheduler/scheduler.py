@@ -152,16 +152,7 @@ class Scheduler:
         stores = self._stores
         stores.totals.steps += 1
         stores.host.settle()
-        ended = Ended.nothing()
-        if outcome is not None:
-            assert self._planned is not None, "an outcome without a plan"
-            plan, rows = self._planned
-            assert outcome.step_id == plan.step_id, "an outcome of another plan"
-            self._planned = None
-            ended = self._reaper.apply(plan, rows, outcome, now_s)
-            stores.costs.observe(plan, outcome.times)
-            stores.totals.computed_tokens += plan.num_tokens
-            stores.totals.generated_tokens += int((ended.tokens >= 0).sum())
+        ended = self._apply(outcome, now_s) if outcome is not None else Ended.nothing()
         assert self._planned is None, "a plan was never given its outcome"
         self._reaper.leave(self._leaving, now_s)
         self._leaving.clear()
@@ -171,6 +162,18 @@ class Scheduler:
         if self._idle_steps > self.config.stall_steps:
             ended = ended.and_then(self._fail_head(now_s))
         self._reaper.park(now_s)
+        return ended
+
+    def _apply(self, outcome: StepOutcome, now_s: float) -> Ended:
+        """What the runner made of the last plan goes into the table."""
+        assert self._planned is not None, "an outcome without a plan"
+        plan, rows = self._planned
+        assert outcome.step_id == plan.step_id, "an outcome of another plan"
+        self._planned = None
+        ended = self._reaper.apply(plan, rows, outcome, now_s)
+        self._stores.costs.observe(plan, outcome.times)
+        self._stores.totals.computed_tokens += plan.num_tokens
+        self._stores.totals.generated_tokens += int(np.count_nonzero(ended.tokens >= 0))
         return ended
 
     def _budget(self, plan: PlanBuilder) -> Budget:
