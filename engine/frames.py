@@ -44,6 +44,7 @@ def _counters(statistics: Statistics) -> Counters:
         waiting=statistics.waiting,
         parked=statistics.parked,
         swapped=statistics.swapped,
+        at_rest=statistics.at_rest,
         free_blocks=statistics.free_blocks,
         cached_blocks=statistics.cached_blocks,
         total_blocks=statistics.total_blocks,

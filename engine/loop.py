@@ -111,6 +111,7 @@ class EngineLoop:
                 self._has_news = True
             case Credit(request, tokens):
                 scheduler.grant(request, tokens)
+                self._has_news = True
             case SetDeadline(request, deadline_s):
                 scheduler.set_deadline(request, _or_never(deadline_s))
             case ResetPrefixCache():

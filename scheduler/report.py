@@ -46,6 +46,7 @@ class Statistics:
     waiting: int  # choices without a seat: waiting, preempted, swapped
     parked: int
     swapped: int
+    at_rest: bool  # nothing to do before a message comes: all that is left waits for credit
     free_blocks: int
     cached_blocks: int
     total_blocks: int

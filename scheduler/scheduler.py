@@ -257,6 +257,7 @@ class Scheduler:
             waiting=len(stores.table) - running,
             parked=stores.table.num_parked,
             swapped=stores.table.num_swapped,
+            at_rest=not self.has_work,
             free_blocks=counts.free,
             cached_blocks=counts.cached,
             total_blocks=self.config.num_blocks,

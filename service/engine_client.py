@@ -79,6 +79,7 @@ class EngineClient(asyncio.Protocol):
         self._lost: asyncio.Future[None] = loop.create_future()
         self._closing = False
         self._heard_s = time.monotonic()
+        self._at_rest = True  # the engine need not say anything
         self._on_progress: list[Callable[[Progress], None]] = []
         self._on_decisions: list[Callable[[Sequence[Decision]], None]] = []
 
@@ -114,8 +115,8 @@ class EngineClient(asyncio.Protocol):
 
     @property
     def silence_s(self) -> float:
-        """For how long the engine has said nothing although it has rows; 0 without rows."""
-        return time.monotonic() - self._heard_s if self._rows else 0.0
+        """For how long the engine has said nothing although it has something to do."""
+        return 0.0 if self._at_rest else time.monotonic() - self._heard_s
 
     def start(self, config: EngineConfig) -> None:
         """Send the engine its configuration, which is the first message."""
@@ -161,8 +162,7 @@ class EngineClient(asyncio.Protocol):
             EngineUnavailable: the engine is dead.
         """
         self.send(message)
-        if not self._rows:
-            self._heard_s = time.monotonic()
+        self._expect_an_answer()
         numbers = range(message.request, message.request + message.n)
         self._rows.update(zip(numbers, rows, strict=True))
 
@@ -180,6 +180,7 @@ class EngineClient(asyncio.Protocol):
         """Let the rows that were submitted with `request` have `tokens` more. Never raises."""
         if self.failure is None:
             self.send(Credit(request, tokens))
+            self._expect_an_answer()
 
     def set_deadline(self, request: int, deadline_s: float | None) -> None:
         """Give a row that has not ended another deadline, None being none. Never raises."""
@@ -210,6 +211,10 @@ class EngineClient(asyncio.Protocol):
             self._closing = True
             self.send(Shutdown())
             self._transport.close()
+
+    def _expect_an_answer(self) -> None:
+        if self._at_rest:
+            self._at_rest, self._heard_s = False, time.monotonic()
 
     # asyncio.Protocol
 
@@ -257,6 +262,7 @@ class EngineClient(asyncio.Protocol):
     def _on_step(self, step: Step) -> None:
         news = _read(step)
         self.counters = step.counters
+        self._at_rest = step.counters.at_rest
         rows = self._rows
         for request in news.preempted:
             if row := rows.get(request):

@@ -165,6 +165,7 @@ class Counters(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     waiting: int = 0
     parked: int = 0
     swapped: int = 0
+    at_rest: bool = True  # nothing to do before a message comes: all that is left waits for credit
     free_blocks: int = 0
     cached_blocks: int = 0
     total_blocks: int = 0

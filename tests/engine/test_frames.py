@@ -15,7 +15,10 @@ from cadenza.wire.codec import FrameReader, encode
 from cadenza.wire.messages import Counters, Decision, ToFront
 
 STATISTICS = Statistics(
-    **{field.name: number for number, field in enumerate(fields(Statistics), start=1)}
+    **{
+        field.name: True if field.name == "at_rest" else number
+        for number, field in enumerate(fields(Statistics), start=1)
+    }
 )
 # Samples 2, 0 and 3 of the outcome, in this order, and a row that ended without a sample; the
 # reaper left sample 1 out, and sample 3 failed.

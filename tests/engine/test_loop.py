@@ -388,12 +388,22 @@ class Stage:
 
 
 def test_without_work_the_loop_waits_for_messages_and_does_not_step():
-    stage = Stage([], [Credit(1, 5)], [])
+    stage = Stage([], [SetDeadline(1, None)], [])
 
     stage.run()
 
     assert stage.channel.waits == [None] * 4
     assert stage.scheduler.stepped_at == []
+    assert stage.scheduler.calls == [("set_deadline", 1, math.inf)]
+
+
+def test_a_credit_is_answered_by_one_step_even_if_it_makes_no_work():
+    """The front takes silence after a credit for an engine that is stuck."""
+    stage = Stage([Credit(1, 5)], [], [])
+
+    stage.run()
+
+    assert len(stage.scheduler.stepped_at) == 1
     assert stage.scheduler.calls == [("grant", 1, 5)]
 
 

@@ -175,6 +175,7 @@ class FakeEngine(asyncio.Protocol):
         known = Counters(
             running=len(self.running),
             waiting=len(self.waiting),
+            at_rest=not (self.running or self.waiting),
             free_blocks=64 - len(self.running),
             total_blocks=64,
             generated_tokens=self.generated,

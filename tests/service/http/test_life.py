@@ -269,6 +269,27 @@ def test_an_engine_that_is_stuck_is_not_healthy(run, serve, monkeypatch):
     run(main())
 
 
+def test_an_engine_whose_requests_all_wait_for_their_readers_is_healthy(run, serve, monkeypatch):
+    """It says nothing for as long as nobody reads, and says something once somebody does."""
+
+    async def main():
+        async with serve() as served:
+            engine = served.front.engine
+            engine.auto = False
+            monkeypatch.setattr("cadenza.service.http.app._STUCK_S", 0.0)
+            async with await served.front.generator.submit(GenerationRequest(text="x")):
+                engine.told_counters = {"at_rest": True}
+                engine.step()
+                client = served.front.client
+                while not client.counters.running:  # the step has not arrived yet
+                    await asyncio.sleep(0)
+                assert (await served.http.get("/health")).status_code == 200
+                client.grant(1, 5)
+                assert (await served.http.get("/health")).status_code == 503
+
+    run(main())
+
+
 def test_request_ids_are_echoed_only_when_well_formed(run, serve):
     async def main():
         async with serve() as served:
