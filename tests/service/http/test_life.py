@@ -278,11 +278,12 @@ def test_an_engine_whose_requests_all_wait_for_their_readers_is_healthy(run, ser
             engine.auto = False
             monkeypatch.setattr("cadenza.service.http.app._STUCK_S", 0.0)
             async with await served.front.generator.submit(GenerationRequest(text="x")):
+                client, told = served.front.client, asyncio.Event()
+                client.watch_decisions(lambda _: told.set())
+                await engine.until(lambda: bool(engine.waiting))
                 engine.told_counters = {"at_rest": True}
                 engine.step()
-                client = served.front.client
-                while not client.counters.running:  # the step has not arrived yet
-                    await asyncio.sleep(0)
+                await told.wait()
                 assert (await served.http.get("/health")).status_code == 200
                 client.grant(1, 5)
                 assert (await served.http.get("/health")).status_code == 503
