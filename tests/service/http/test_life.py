@@ -276,7 +276,7 @@ def test_an_engine_whose_requests_all_wait_for_their_readers_is_healthy(run, ser
         async with serve() as served:
             engine = served.front.engine
             engine.auto = False
-            monkeypatch.setattr("cadenza.service.http.app._STUCK_S", 0.0)
+            monkeypatch.setattr("cadenza.service.http.app._STUCK_S", 1e-9)
             async with await served.front.generator.submit(GenerationRequest(text="x")):
                 client, told = served.front.client, asyncio.Event()
                 client.watch_decisions(lambda _: told.set())
