@@ -54,8 +54,8 @@ class Admission:
         stores, table = self._stores, self._stores.table
         view = stores.view(plan.now_s)
         candidates, starving = self._order(waiting, most, view, plan)
-        running = table.running()
-        keep = stores.decisions.reserve_blocks(table.view(running), table.view(candidates), view)
+        seated = table.view(table.seated())
+        keep = stores.decisions.reserve_blocks(seated, table.view(candidates), view)
         fresh: list[int] = []
         promised = budget.promised
         for rank, row in enumerate(candidates.tolist()):
