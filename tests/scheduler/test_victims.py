@@ -25,45 +25,45 @@ def choose(
 
 
 def test_the_preferred_victim_is_enough():
-    pool = BlockPool(6)
+    pool = BlockPool(6, 4)
     tables = [pool.allocate(2), pool.allocate(2)]
 
     assert choose(tables, [0, 1], 1, pool) == [0]
 
 
 def test_a_victim_that_frees_nothing_is_spared_again():
-    pool = BlockPool(6)
+    pool = BlockPool(6, 4)
     shared, own = pool.allocate(1), pool.allocate(2)
-    pool.pin(shared.tolist())
+    pool.pin(shared)
 
     assert choose([shared, own, shared], [0, 0, 0], 2, pool) == [1]
 
 
 def test_two_holders_of_one_block_free_it_together():
-    pool = BlockPool(6)
+    pool = BlockPool(6, 4)
     shared = pool.allocate(1)
-    pool.pin(shared.tolist())
+    pool.pin(shared)
 
     assert choose([shared, shared], [0, 0], 1, pool) == [0, 1]
 
 
 def test_the_growth_a_victim_no_longer_needs_counts():
-    pool = BlockPool(6)
+    pool = BlockPool(6, 4)
     shared = pool.allocate(1)
-    pool.pin(shared.tolist())
+    pool.pin(shared)
 
     assert choose([shared, pool.allocate(1)], [1, 1], 1, pool) == [0]
 
 
 def test_nobody_leaves_if_not_even_all_of_them_suffice():
-    pool = BlockPool(6)
+    pool = BlockPool(6, 4)
 
     assert choose([pool.allocate(2), pool.allocate(2)], [0, 0], 5, pool) == []
 
 
 def test_seats_are_gained_with_blocks_and_both_have_to_suffice():
     """The first has blocks but one seat; the second has what is still missing."""
-    pool = BlockPool(6)
+    pool = BlockPool(6, 4)
     tables = [pool.allocate(3), pool.allocate(1)]
 
     assert choose(tables, [0, 0], 2, pool, seats=[1, 2], lacking_seats=1) == [0]
