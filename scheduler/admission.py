@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import NamedTuple
 
 import numpy as np
@@ -36,6 +37,14 @@ class Entry(NamedTuple):
     from_host: bool = False
 
 
+class _Verdict(Enum):
+    """What becomes of one candidate in this step."""
+
+    ENTERS = 0
+    PASSED_OVER = 1  # the step has no tokens for it, or its reader takes none; others may enter
+    BLOCKS = 2  # it has no room, and nobody behind it may take what there is
+
+
 class Admission:
     """Seats waiting rows. One instance a scheduler."""
 
@@ -63,15 +72,10 @@ class Admission:
                 break
             entry = self._entry(row, plan)
             lack = self._lack(plan, row, entry, int(keep[rank + 1]), promised)
-            may_compute = self._may_compute(plan, row, entry)
-            if not lack.whole.is_none:
-                if not may_compute or not self._preemption.make_room(
-                    plan, budget, row, lack, entry.found
-                ):
-                    break
-            elif not may_compute:
-                if starving[rank] and not self._has_tokens(plan, row, entry):
-                    break
+            verdict = self._judge(plan, budget, row, entry, lack, bool(starving[rank]))
+            if verdict is _Verdict.BLOCKS:
+                break
+            if verdict is _Verdict.PASSED_OVER:
                 continue
             if table.state[row] == State.WAITING:
                 fresh.append(int(table.arrival[row]))
@@ -80,15 +84,23 @@ class Admission:
         self._fill(plan)
         self._count_overtakes(waiting, fresh)
 
-    def _may_compute(self, plan: PlanBuilder, row: int, entry: Entry) -> bool:
-        """Whether the step has tokens for the row, and its reader takes what it may draw."""
+    def _judge(
+        self, plan: PlanBuilder, budget: Budget, row: int, entry: Entry, lack: Lack, starving: bool
+    ) -> _Verdict:
+        """Whether the row enters, and if not, whether those behind it still may."""
         table, credits = self._stores.table, self._stores.credits
-        return self._has_tokens(plan, row, entry) and credits.has_spare(
-            int(table.credit[row]), int(table.choices[row])
+        has_tokens = plan.has_room_for(int(table.num_tokens[row]) - entry.computed)
+        has_credit = credits.has_spare(int(table.credit[row]), int(table.choices[row]))
+        if lack.whole.is_none:
+            if has_tokens and has_credit:
+                return _Verdict.ENTERS
+            return _Verdict.PASSED_OVER if has_tokens or not starving else _Verdict.BLOCKS
+        has_room = (
+            has_tokens
+            and has_credit
+            and self._preemption.make_room(plan, budget, row, lack, entry.found)
         )
-
-    def _has_tokens(self, plan: PlanBuilder, row: int, entry: Entry) -> bool:
-        return plan.has_room_for(int(self._stores.table.num_tokens[row]) - entry.computed)
+        return _Verdict.ENTERS if has_room else _Verdict.BLOCKS
 
     def _with_credit(self, rows: Rows) -> Rows:
         credits, table = self._stores.credits, self._stores.table

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+_MOST = 1 << 62
+
 UNLIMITED = 0  # the slot of rows whose reader takes everything
 
 Slots = npt.NDArray[np.int64]
@@ -51,9 +53,9 @@ class Credits:
             self.num_limited -= 1
 
     def grant(self, slot: int, tokens: int) -> None:
-        """The reader takes `tokens` more, or less if negative."""
+        """The reader takes `tokens` more, or less if negative; never less than none."""
         if slot != UNLIMITED:
-            self.left[slot] += tokens
+            self.left[slot] = min(max(0, int(self.left[slot]) + tokens), _MOST)
 
     def spend(self, slots: Slots) -> None:
         """One token for each of these rows."""
