@@ -46,6 +46,9 @@ def _check_rows(stores: Stores) -> None:
     assert (computed <= table.blocks_held[seated] * stores.config.block_size).all()
     assert (computed < table.num_tokens[seated]).all()
     stores.credits.check(table.credit[rows])
+    follows = ~has_seat & (states != State.SWAPPED) & stores.config.enable_prefix_caching
+    followed = [row in stores.prefixes for row in used]
+    assert followed == follows.tolist(), "a row that is to be computed is not matched, or another"
 
 
 def _check_tails(stores: Stores) -> None:

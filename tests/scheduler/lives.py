@@ -58,6 +58,10 @@ class Stream:
     window: int | None  # tokens it takes at a time; None: all
     unread: int = 0  # tokens received since the last grant
 
+    def receive(self) -> None:
+        self.unread += 1
+        assert self.window is None or self.unread <= self.window, "more than the reader takes"
+
     @property
     def wants_to_grant(self) -> bool:
         """Clients grant when half the window is used."""
@@ -71,6 +75,7 @@ class Answer:
     tokens: list[int]
     end: FinishReason
     may_end_early: bool = False  # dropped, stopped, failed, or with a deadline
+    deadline_s: float = NEVER
 
 
 @dataclass
@@ -107,7 +112,8 @@ class Life:
         most = min(max_tokens, config.max_model_len - len(prompt)) - len(emitted)
         for choice in range(n):
             answer = self._alone([*prompt, *emitted], most, choice, fields)
-            answer.may_end_early = fields.get("deadline_s", NEVER) < NEVER
+            answer.deadline_s = fields.get("deadline_s", NEVER)
+            answer.may_end_early = answer.deadline_s < NEVER
             self.answers[request + choice] = answer
             self.streams[request + choice] = stream
         return True
@@ -143,11 +149,17 @@ class Life:
         self.forced = True
 
     def set_deadline(self, request: int, deadline_s: float) -> None:
-        """For the row that the choice is in, so perhaps for all of the request."""
+        """For the choice, and for all of its request as long as none has a token."""
+        if request in self.answers and request not in self.streams:
+            return  # it may be about to leave a row in which others stay
         self.driver.scheduler.set_deadline(request, deadline_s)
-        if request in self.streams:
-            for choice in self.streams[request].requests:
-                self._may_end_early(choice)
+        if request not in self.streams:
+            return
+        together = self.streams[request].requests
+        begun = any(choice in self.driver.tokens for choice in together)
+        for choice in [request] if begun else together:
+            self._may_end_early(choice)
+            self.answers[choice].deadline_s = deadline_s
 
     def grant(self, request: int) -> None:
         """The reader of a choice takes what it received once more."""
@@ -166,22 +178,31 @@ class Life:
         had_work, self.forced = scheduler.has_work or self.forced, False
         report = driver.step()
         assert had_work or driver.plan is None, f"{self.name}: a plan out of nothing"
-        assert scheduler.next_deadline_s > driver.now_s, f"{self.name}: a deadline passed unseen"
         self.histories.extend(report, driver.plan)
         for request, token, code in zip(
             report.requests.tolist(), report.tokens.tolist(), report.finished.tolist(), strict=True
         ):
             if request in self.streams:
-                self.streams[request].unread += token >= 0
-                if code != FinishReason.NOT.value:
-                    del self.streams[request]
+                self._receive(request, token, FinishReason(code))
+        for request in self.streams:
+            late = self.answers[request].deadline_s <= driver.now_s
+            assert not late, f"{self.name}: request {request} outlives its deadline"
         return report
+
+    def _receive(self, request: int, token: int, end: FinishReason) -> None:
+        if token >= 0:
+            self.streams[request].receive()
+        if end is FinishReason.DEADLINE:
+            assert self.answers[request].deadline_s <= self.driver.now_s
+        if end is not FinishReason.NOT:
+            del self.streams[request]
 
     def settle(self) -> None:
         """Everybody gets credit; a bounded number of steps sees all to their end."""
         scheduler = self.driver.scheduler
-        for request in self.unfinished:
+        for request, stream in self.streams.items():
             scheduler.grant(request, 1000)
+            stream.window = None
         left = sum(
             len(self.answers[request].tokens) - len(self.driver.tokens.get(request, ()))
             for request in self.unfinished
@@ -191,6 +212,7 @@ class Life:
                 break
             self.step()
         assert not scheduler.has_unfinished, f"{self.name} does not come to an end"
+        self.step()  # what was read from the host in the last one is free after it
         self.check()
 
     def check(self) -> None:
@@ -210,6 +232,7 @@ class Life:
     def _check_statistics(self) -> None:
         figures, seen = self.driver.scheduler.statistics(), self.histories.seen
         assert figures.free_blocks + figures.cached_blocks == figures.total_blocks
+        assert figures.free_host_blocks == figures.total_host_blocks
         assert figures.running == figures.waiting == figures.parked == figures.swapped == 0
         assert figures.preemptions == seen["swapped"] + seen["dropped"]
         assert figures.swaps == seen["swapped"]
