@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from enum import Enum
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -37,12 +36,9 @@ class Entry(NamedTuple):
     from_host: bool = False
 
 
-class _Verdict(Enum):
-    """What becomes of one candidate in this step."""
-
-    ENTERS = 0
-    PASSED_OVER = 1  # the step has no tokens for it, or its reader takes none; others may enter
-    BLOCKS = 2  # it has no room, and nobody behind it may take what there is
+# What becomes of a candidate. One that is passed over lacks tokens of this step or its reader's
+# credit, and others may still enter; one that blocks lacks room, and nobody may take what there is.
+_Verdict = Literal["enters", "passed over", "blocks"]
 
 
 class Admission:
@@ -73,11 +69,11 @@ class Admission:
             entry = self._entry(row, plan)
             lack = self._lack(plan, row, entry, int(keep[rank + 1]), promised)
             verdict = self._judge(plan, budget, row, entry, lack, bool(starving[rank]))
-            if verdict is _Verdict.BLOCKS:
+            if verdict == "blocks":
                 break
-            if verdict is _Verdict.PASSED_OVER:
+            if verdict == "passed over":
                 continue
-            if table.state[row] == State.WAITING:
+            if table.admission[row] < 0:
                 fresh.append(int(table.arrival[row]))
             promised += self._seat(plan, row, entry, promised)
             self._tell(plan, row, entry, rank, bool(starving[rank]))
@@ -93,14 +89,14 @@ class Admission:
         has_credit = credits.has_spare(int(table.credit[row]), int(table.choices[row]))
         if lack.whole.is_none:
             if has_tokens and has_credit:
-                return _Verdict.ENTERS
-            return _Verdict.PASSED_OVER if has_tokens or not starving else _Verdict.BLOCKS
+                return "enters"
+            return "passed over" if has_tokens or not starving else "blocks"
         has_room = (
             has_tokens
             and has_credit
             and self._preemption.make_room(plan, budget, row, lack, entry.found)
         )
-        return _Verdict.ENTERS if has_room else _Verdict.BLOCKS
+        return "enters" if has_room else "blocks"
 
     def _with_credit(self, rows: Rows) -> Rows:
         credits, table = self._stores.credits, self._stores.table
@@ -236,7 +232,7 @@ class Admission:
         """Keep the statistics of the prefix cache: first admissions, and what is computed again."""
         table, totals = self._stores.table, self._stores.totals
         cold = table.cold(row)
-        if table.state[row] == State.WAITING:
+        if table.admission[row] < 0:
             totals.prefix_queries += int(table.num_tokens[row])
             totals.prefix_hits += entry.computed
         totals.recomputed_tokens += max(0, cold.lost_tokens - entry.computed)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-
-import numpy as np
 
 from cadenza.policies.decisions import Decisions
 from cadenza.policies.views import StepView
@@ -45,6 +44,7 @@ class Stores:
     pool: BlockPool = field(init=False)
     host: HostPool = field(init=False)
     prefixes: WaitingPrefixes = field(init=False)
+    watermark: int = field(init=False)  # blocks that admissions leave free
     credits: Credits = field(default_factory=Credits)
     log: DecisionLog = field(default_factory=DecisionLog)
     totals: Totals = field(default_factory=Totals)
@@ -59,11 +59,7 @@ class Stores:
         self.pool = BlockPool(config.num_blocks, config.block_size)
         self.host = HostPool(config.num_host_blocks)
         self.prefixes = WaitingPrefixes(self.table, self.pool.index)
-
-    @property
-    def watermark(self) -> int:
-        """Blocks that admissions leave free."""
-        return int(np.ceil(self.config.watermark * self.config.num_blocks))
+        self.watermark = math.ceil(config.watermark * config.num_blocks)
 
     def view(self, now_s: float) -> StepView:
         """The situation as policies see it."""

@@ -21,6 +21,9 @@ Rows = npt.NDArray[np.intp]
 
 NO_SEAT = -1
 _NO_TOKEN = -1
+# Names of their own: to look a member up on its class takes longer than to move a row
+_FREE, _WAITING, _RUNNING = State.FREE, State.WAITING, State.RUNNING
+_PARKED, _SWAPPED = State.PARKED, State.SWAPPED
 _WAITS = frozenset({State.WAITING, State.PREEMPTED, State.SWAPPED})
 _LEGAL = frozenset((int(at), int(to)) for at, all_to in TRANSITIONS.items() for to in all_to)
 
@@ -104,7 +107,7 @@ class RequestTable(Columns):
     def add(self, arrival: Arrival, now_s: float) -> int:
         """A new WAITING row for all choices of the arrival."""
         row = self._take_row()
-        self._move(row, State.WAITING)
+        self._move(row, _WAITING)
         tokens = np.concatenate((arrival.prompt, arrival.emitted)).astype(np.int32)
         self.request[row] = arrival.request
         self.choices[row] = arrival.n
@@ -131,7 +134,7 @@ class RequestTable(Columns):
 
     def seat_row(self, row: int, blocks: npt.NDArray[np.int32], computed: int) -> None:
         """Give a waiting row its seats and its first blocks, with `computed` tokens in them."""
-        self._move(row, State.RUNNING)
+        self._move(row, _RUNNING)
         cold = self._cold[row]
         cold.seats = [self._free_seats.pop() for _ in cold.choices]
         self._sit(row, cold.seats[0])
@@ -205,7 +208,7 @@ class RequestTable(Columns):
 
     def remove(self, row: int) -> None:
         """Forget a row in any state, with all its choices. Its blocks must have been released."""
-        self._move(row, State.FREE)
+        self._move(row, _FREE)
         self._give_up_seats(row)
         for request in self._cold.pop(row).choices:
             del self._row_of[request]
@@ -256,11 +259,11 @@ class RequestTable(Columns):
     def _move(self, row: int, to: State) -> None:
         state = int(self.state[row])
         assert (state, to) in _LEGAL, f"row {row} cannot go from {State(state).name} to {to.name}"
-        self.num_parked += (to == State.PARKED) - (state == State.PARKED)
-        self.num_swapped += (to == State.SWAPPED) - (state == State.SWAPPED)
+        self.num_parked += (to is _PARKED) - (state == _PARKED)
+        self.num_swapped += (to is _SWAPPED) - (state == _SWAPPED)
         self.state[row] = to
         self.waits[row] = to in _WAITS
-        self.parked[row] = to is State.PARKED
+        self.parked[row] = to is _PARKED
 
     def _take_row(self) -> int:
         if not self._free_rows:
