@@ -147,6 +147,9 @@ def test_a_prompt_without_room_for_a_token_is_refused_at_once():
         ({"prompt": []}, "the prompt is empty"),
         ({"emitted": np.array([1, 2], dtype=np.int32), "max_tokens": 2}, "2 emitted tokens leave"),
         ({"stop_token_ids": frozenset(range(17))}, "more than 16 stop token ids"),
+        ({"n": 0}, "n is 0, but 1 to 8 choices can run together"),
+        ({"n": 9}, "n is 9, but 1 to 8 choices can run together"),
+        ({"n": 2, "emitted": np.array([1], dtype=np.int32)}, "n must be 1 beside them"),
     ],
 )
 def test_what_cannot_run_is_refused_and_disturbs_nobody(fields: dict[str, object], message: str):
@@ -160,6 +163,18 @@ def test_what_cannot_run_is_refused_and_disturbs_nobody(fields: dict[str, object
 
     driver.run()
     assert driver.tokens == {1: oracle([5, 6], 4)}
+
+
+def test_no_choice_may_have_the_number_of_a_live_one():
+    driver = Driver()
+    driver.add(1, [5], n=2)
+    for request, n, taken in ((0, 2, 1), (2, 1, 2), (0, 3, 1)):
+        with pytest.raises(Refused, match=f"request {taken} is here already"):
+            driver.add(request, [7], n=n)
+
+    driver.add(3, [7], n=2)
+    driver.run()
+    assert sorted(driver.ends) == [1, 2, 3, 4]
 
 
 def test_an_absurd_max_tokens_means_the_rest_of_the_context():
@@ -570,6 +585,9 @@ def test_same_arrivals_same_decisions():
         ({"max_model_len": 200}, "max_model_len 200 does not fit the pool of 32 blocks"),
         ({"max_num_batched_tokens": 11}, "max_num_batched_tokens 11 is under 12"),
         ({"watermark": 1.0}, "watermark 1.0 is no share"),
+        ({"num_host_blocks": -1}, "num_host_blocks -1 is negative"),
+        ({"max_preemptions": -1}, "max_preemptions -1 is negative"),
+        ({"stall_steps": -1}, "stall_steps -1 is negative"),
     ],
 )
 def test_limits_that_contradict_each_other_are_refused(limits: dict[str, object], message: str):

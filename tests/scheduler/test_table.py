@@ -86,3 +86,107 @@ def test_an_illegal_move_is_refused():
         table.unseat_row(row, State.PREEMPTED)
 
     assert State(int(table.state[row])) is State.WAITING
+
+
+def group_of(n: int, *, seats: int = 4) -> tuple[RequestTable, int]:
+    """A row of `n` choices, called 7, 8, ..., of a prompt of six tokens."""
+    table = RequestTable(num_seats=seats, max_model_len=32, block_size=4)
+    prompt = np.arange(100, 106, dtype=np.int32)
+    row = table.add(Arrival(request=7, prompt=prompt, max_tokens=20, n=n, priority=3), 0.0)
+    return table, row
+
+
+def test_a_row_of_several_choices_is_found_by_each_and_counts_for_each():
+    table, row = group_of(3)
+
+    assert [table.row_of(request) for request in (7, 8, 9)] == [row] * 3
+    assert table.row_of(10) is None
+    assert len(table) == 3
+    seat(table, row)
+    assert table.free_seats == 1
+    assert table.running().tolist() == [row]
+
+
+def test_a_fork_gives_every_choice_a_row_that_goes_its_own_way():
+    table, row = group_of(3)
+    later = table.add(Arrival(request=20, prompt=np.array([1], dtype=np.int32), max_tokens=1), 0.0)
+    seat(table, row)
+
+    rows = table.fork(row)
+
+    assert rows[0] == row
+    assert table.request[rows].tolist() == [7, 8, 9]
+    assert [table.row_of(request) for request in (7, 8, 9)] == rows.tolist()
+    assert table.choices[rows].tolist() == [1, 1, 1]
+    assert table.arrival[rows].tolist() == [0, 1, 2]
+    assert table.admission[rows].tolist() == [0, 1, 2]
+    assert table.arrival[later] == 3, "ranks of the choices were kept free"
+    assert table.priority[rows].tolist() == [3, 3, 3]
+    assert table.shares_tail[rows].all()
+    assert [table.blocks(each).tolist() for each in rows] == [[0, 1]] * 3
+    assert len(set(table.seat[rows].tolist())) == 3
+
+    table.append_tokens(rows, np.array([1, 2, 3], dtype=np.int32))
+    table.append_blocks(rows[1:2], np.array([5], dtype=np.int32))
+    table.replace_tail(int(rows[2]), 6)
+    prompt = list(range(100, 106))
+    assert [table.ids(each).tolist() for each in rows] == [[*prompt, token] for token in (1, 2, 3)]
+    assert [table.blocks(each).tolist() for each in rows] == [[0, 1], [0, 1, 5], [0, 6]]
+    table.unseat_row(int(rows[1]), State.SWAPPED)
+    assert known_tokens(table, int(rows[1])) == [*prompt, 2]
+    assert table.ids(int(rows[0])).tolist() == [*prompt, 1]
+
+
+@pytest.mark.parametrize("seated", [False, True])
+@pytest.mark.parametrize("gone", [7, 8, 9])
+def test_a_choice_that_is_dropped_takes_its_seat_along_and_nothing_else(gone: int, seated: bool):
+    table, row = group_of(3)
+    if seated:
+        seat(table, row)
+
+    table.drop_choice(row, gone)
+
+    stays = [request for request in (7, 8, 9) if request != gone]
+    assert table.row_of(gone) is None
+    assert [table.row_of(request) for request in stays] == [row, row]
+    assert table.request[row] == stays[0]
+    assert table.choices[row] == 2
+    assert table.free_seats == (2 if seated else 4)
+    assert table.ids(row).tolist() == list(range(100, 106))
+    if seated:
+        assert table.blocks(row).tolist() == [0, 1]
+        assert table.seated().tolist() == [row]
+        assert table.cold(row).seats[0] == table.seat[row]
+    table.remove(row)
+    assert len(table) == 0
+    assert table.free_seats == 4
+
+
+def test_parked_and_swapped_rows_are_counted_as_they_come_and_go():
+    table, row = table_with([1, 2])
+    seat(table, row)
+    table.move(row, State.PARKED)
+    assert (table.num_parked, table.num_swapped) == (1, 0)
+    assert table.running().tolist() == []
+    assert table.seated().tolist() == [row]
+
+    table.unseat_row(row, State.SWAPPED)
+    assert (table.num_parked, table.num_swapped) == (0, 1)
+    assert table.waiting().tolist() == [row]
+
+    table.move(row, State.PREEMPTED)
+    assert (table.num_parked, table.num_swapped) == (0, 0)
+    assert table.waiting().tolist() == [row]
+
+
+def test_the_earliest_deadline_is_of_rows_that_are_here():
+    table = RequestTable(num_seats=1, max_model_len=8, block_size=4)
+    assert table.earliest_deadline_s() == float("inf")
+    prompt = np.array([1], dtype=np.int32)
+    first = table.add(Arrival(request=1, prompt=prompt, max_tokens=1, deadline_s=2.5), 0.0)
+    table.add(Arrival(request=2, prompt=prompt, max_tokens=1, deadline_s=7.5), 0.0)
+    assert table.earliest_deadline_s() == 2.5
+
+    table.remove(first)
+
+    assert table.earliest_deadline_s() == 7.5
