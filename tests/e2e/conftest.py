@@ -18,7 +18,7 @@ import torch
 from cadenza.checkpoints.locate import locate
 from cadenza.engine.runner import ModelRunner, RunnerFacts, build_runner
 from cadenza.policies.profile import Profile
-from cadenza.scheduler.plan import StepPlan
+from cadenza.scheduler.plan import StepOutcome, StepPlan
 from cadenza.testing import Driver
 from cadenza.wire.messages import EngineConfig, Sampling
 
@@ -28,15 +28,14 @@ GREEDY = Sampling(temperature=0.0)
 
 
 class Recorder:
-    """Runs plans on a model and keeps a digest of every row's logits, in order."""
+    """Runs plans on a model and keeps digests of the logits that each choice drew from."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
         self._logits = runner.logits
-        self.digests: dict[int, list[bytes]] = {}
-        self.margins: dict[int, list[float]] = {}
+        self.digests: dict[int, list[bytes]] = {}  # by request
 
-    def execute(self, plan: StepPlan):
+    def execute(self, plan: StepPlan) -> StepOutcome:
         self._runner.logits = lambda plan: self._record(plan)  # type: ignore[method-assign]
         try:
             return self._runner.execute(plan)
@@ -45,26 +44,29 @@ class Recorder:
 
     def _record(self, plan: StepPlan) -> torch.Tensor:
         logits = self._logits(plan)
-        for request, row in zip(plan.requests[plan.samples].tolist(), logits, strict=True):
-            digest = sha256(row.numpy().tobytes()).digest()
+        for request, row in zip(plan.sample_requests.tolist(), logits, strict=True):
+            digest = sha256(row.cpu().numpy().tobytes()).digest()
             self.digests.setdefault(request, []).append(digest)
         return logits
 
 
 @dataclass
 class DemoModel:
-    """The demo model's runner, its limits, and the sampling settings of each request."""
+    """The demo model's runner, its limits, and the settings it finds for each request.
+
+    Who is not in `settings` is greedy.
+    """
 
     runner: ModelRunner
     facts: RunnerFacts
-    settings: dict[int, Sampling] = field(default_factory=dict)
+    settings: dict[int, tuple[Sampling, int]] = field(default_factory=dict)
 
     def drive(self, profile: Profile | None = None, **limits: object) -> tuple[Driver, Recorder]:
         """A driver over this model. Its pool may be smaller than the cache."""
         recorder = Recorder(self.runner)
         roomy = {
             "num_blocks": self.facts.num_blocks,
-            "block_size": BLOCK_SIZE,
+            "block_size": self.facts.block_size,
             "max_model_len": 1024,
             "max_num_seqs": 64,
             "max_num_batched_tokens": 1024,
@@ -73,18 +75,18 @@ class DemoModel:
         return Driver(profile, recorder, **{**roomy, **limits}), recorder
 
 
-def load_demo(dtype: str) -> DemoModel:
-    settings: dict[int, Sampling] = {}
+def load_demo(dtype: str, block_size: int = BLOCK_SIZE) -> DemoModel:
+    settings: dict[int, tuple[Sampling, int]] = {}
     config = EngineConfig(
         model=str(locate("demo").path),
         dtype=dtype,
-        block_size=BLOCK_SIZE,
+        block_size=block_size,
         num_blocks=1024,
         max_num_seqs=64,
         max_num_batched_tokens=1024,
     )
     runner, facts = build_runner(
-        config, lambda request: (settings.get(request, GREEDY), 0), lambda *_: None
+        config, lambda request: settings.get(request, (GREEDY, 0)), lambda *_: None
     )
     return DemoModel(runner, facts, settings)
 
