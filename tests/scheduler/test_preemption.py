@@ -673,6 +673,7 @@ def test_cached_prefixes_may_be_forgotten_at_any_time(swap: bool):
                 driver.scheduler.reset_prefix_cache()
                 assert driver.scheduler.statistics().cached_blocks == 0
             driver.step()
+        driver.scheduler.drop(0)
         driver.run()
 
         assert driver.tokens[1] == oracle(prompt, 9)

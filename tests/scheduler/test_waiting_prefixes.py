@@ -180,7 +180,7 @@ def test_nothing_is_kept_of_rows_that_left():
     assert not prefixes._passing.any()
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(5))
 def test_random_publishing_and_eviction_never_leaves_a_stale_column(seed: int):
     """`check` matches every row anew after each change."""
     chance = random.Random(seed)
@@ -191,7 +191,7 @@ def test_random_publishing_and_eviction_never_leaves_a_stale_column(seed: int):
     def ids() -> list[int]:
         return [chance.randint(1, 2) for _ in range(chance.randint(1, 9))]
 
-    for _ in range(200):
+    for _ in range(150):
         match chance.choice([0, 0, 0, 0, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 4]):
             case 0:
                 rows.append(stage.wait(*ids(), salt=chance.choice(["", "a"])))
@@ -206,4 +206,4 @@ def test_random_publishing_and_eviction_never_leaves_a_stale_column(seed: int):
         stage.prefixes.check()
         stage.pool.index.check()
         found += any(stage.cached(*rows))
-    assert found > 50, "the case no longer finds anything"
+    assert found > 30, "the case no longer finds anything"
