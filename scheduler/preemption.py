@@ -52,8 +52,10 @@ class Preemption:
 
     def force(self, plan: PlanBuilder, row: int, swap: bool) -> None:
         """Evict a row, if it has a seat, because it was asked for."""
-        if self._stores.table.seat[row] >= 0:
+        table = self._stores.table
+        if table.seat[row] >= 0:
             flavour = self._costs(np.array([row]), plan, ask=False)[0]
+            swap = swap and bool(table.may_swap[row])
             self._evict(plan, row, flavour._replace(swap=swap), Cause.FORCED)
 
     def clear_deficit(self, plan: PlanBuilder, budget: Budget) -> None:

@@ -44,8 +44,8 @@ class Statistics:
 
     running: int  # seats taken, parked ones included
     waiting: int  # choices without a seat: waiting, preempted, swapped
-    parked: int
-    swapped: int
+    parked: int  # rows
+    swapped: int  # rows
     at_rest: bool  # nothing to do before a message comes: all that is left waits for credit
     free_blocks: int
     cached_blocks: int

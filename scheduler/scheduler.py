@@ -154,6 +154,8 @@ class Scheduler:
         stores.host.settle()
         ended = self._apply(outcome, now_s) if outcome is not None else Ended.nothing()
         assert self._planned is None, "a plan was never given its outcome"
+        if self._leaving:
+            self._idle_steps = 0
         self._reaper.leave(self._leaving, now_s)
         self._leaving.clear()
         if self._earliest_deadline_s <= now_s:

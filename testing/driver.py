@@ -64,9 +64,9 @@ class Driver:
         """Let a request arrive now."""
         ids = np.array(prompt, dtype=np.int32)
         arrival = Arrival(request=request, prompt=ids, max_tokens=max_tokens, **fields)
+        self.scheduler.add(arrival, self.now_s)
         if isinstance(self.runner, FakeRunner):
             self.runner.choice_of |= {each: each - request for each in arrival.requests}
-        self.scheduler.add(arrival, self.now_s)
 
     def step(self) -> StepReport:
         """One step: the last outcome goes in, the invariants are checked, the plan is executed."""
