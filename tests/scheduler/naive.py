@@ -1,7 +1,8 @@
 """The scheduler once more, as plainly as possible: lists, loops, and no columns.
 
 Written from the rules, not from the code, to disagree with the columnar scheduler wherever one of
-them is wrong. Policies: first come first served, newest victim, no reservation.
+them is wrong. Policies: the best priority first, among equals first come first served; the worst
+priority is the first victim, among equals the newest admission; no reservation.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ class Row:
     tokens: list[int]
     prompt: int
     max_tokens: int
+    priority: int
     computed: int = 0
     published: int = 0
     end: Block | None = None  # of the published prefix that its blocks continue
@@ -61,8 +63,8 @@ class NaiveScheduler:
         self.admitted: list[tuple[int, int]] = []
         self.preempted: list[int] = []
 
-    def add(self, request: int, prompt: list[int], max_tokens: int) -> None:
-        row = Row(request, list(prompt), len(prompt), max_tokens)
+    def add(self, request: int, prompt: list[int], max_tokens: int, priority: int) -> None:
+        row = Row(request, list(prompt), len(prompt), max_tokens, priority)
         self.waiting.append(row)
         self.arrivals.append(row)
 
@@ -114,7 +116,7 @@ class NaiveScheduler:
 
     def admit(self, prefills: list[Row]) -> None:
         seats_free, considered = self.seats - len(self.running), 0
-        for row in list(self.waiting):
+        for row in sorted(self.waiting, key=lambda each: each.priority):
             tokens = self.budget - (len(self.running) - len(prefills))
             promised = sum(min(other.remaining, self.size) for other in prefills)
             if len(self.running) == self.seats or considered == seats_free or promised >= tokens:
@@ -154,7 +156,8 @@ class NaiveScheduler:
 
     def preempt(self) -> None:
         oldest = min(self.running, key=self.arrivals.index)
-        order = [row for row in reversed(self.running) if row is not oldest] + [oldest]
+        order = [row for row in reversed(self.running) if row is not oldest]
+        order = [*sorted(order, key=lambda each: -each.priority), oldest]
         victims: list[Row] = []
         for row in order:
             victims.append(row)

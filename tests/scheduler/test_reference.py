@@ -24,8 +24,10 @@ def agree(seed: int) -> tuple[int, int]:
     seats = chance.randint(1, 5)
     budget = seats + size + chance.randint(0, 12)
     watermark = chance.choice([0.0, 0.1, 0.25])
+    most_priority = chance.choice([0, 3])  # 0: the default policies say the same
+    ranked = {"order_admissions": "priority", "select_victims": "lowest-priority"}
     driver = Driver(
-        Profile({"reserve_blocks": "none"}),
+        Profile({"reserve_blocks": "none", **(ranked if most_priority else {})}),
         num_blocks=num_blocks,
         block_size=size,
         max_model_len=longest,
@@ -40,8 +42,9 @@ def agree(seed: int) -> tuple[int, int]:
         if requests < 8 and chance.random() < 0.5:
             prompt = [chance.randint(1, 2) for _ in range(chance.randint(1, longest - 1))]
             max_tokens = chance.randint(1, 12)
-            driver.add(requests, prompt, max_tokens)
-            naive.add(requests, prompt, max_tokens)
+            priority = chance.randint(0, most_priority)
+            driver.add(requests, prompt, max_tokens, priority=priority)
+            naive.add(requests, prompt, max_tokens, priority)
             requests += 1
         if requests and chance.random() < 0.05:
             victim = chance.randrange(requests)
