@@ -91,7 +91,7 @@ CASES = {
 SETTINGS: dict[str, list[Case]] = {
     name: [CASES[case] for case in cases.split()]
     for name, cases in {
-        "samplers": "presence seeded greedy frequency repetition",
+        "samplers": "greedy seeded presence frequency repetition",
         "forked": "forked chunked forked-at-an-edge forked chunked",
         "cached": "forked-cached warm forked-cached forked-warm",
     }.items()
