@@ -216,6 +216,26 @@ def test_the_host_copy_is_dropped_after_a_plain_eviction_too():
     assert driver.tokens[2] == oracle(prompt, 12)
 
 
+def test_the_host_copy_is_dropped_when_only_the_last_shared_block_was_evicted():
+    """What is still found before the hole is pinned; the rest is computed again."""
+    driver, prompt = sharing(num_blocks=12, max_model_len=40, max_num_batched_tokens=64)
+    driver.scheduler.drop(1)
+    driver.step()
+    statistics = driver.scheduler.statistics()
+    available = statistics.free_blocks + statistics.cached_blocks
+    driver.add(9, [70] * (4 * (available - 1) - 1), max_tokens=1)  # all but the prefix's head
+    driver.step()
+    assert 9 in driver.admitted
+    Gate.closed = frozenset()
+
+    driver.run()
+
+    resumed = last(driver, 2, Resumed)
+    assert isinstance(resumed, Resumed)
+    assert (resumed.from_host, resumed.cached_tokens) == (False, 4)
+    assert driver.tokens[2] == oracle(prompt, 12)
+
+
 def test_what_is_still_published_is_pinned_instead_of_copied_back():
     driver = swapping()
     driver.add(1, list(range(1, 11)), max_tokens=8)

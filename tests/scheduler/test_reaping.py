@@ -322,6 +322,22 @@ def test_what_a_failed_choice_shared_is_never_found_again_but_the_others_go_on()
     assert driver.tokens[4] == oracle(prompt, 2)
 
 
+def test_a_failed_row_keeps_nobody_from_publishing_the_same_prompt():
+    """Both compute it in one pass; what the failed one has is never offered at all."""
+    prompt = list(range(1, 10))
+    driver = Driver(max_num_batched_tokens=64)
+    driver.runner.fail = {1}
+    driver.add(1, prompt, max_tokens=1)
+    driver.add(2, prompt, max_tokens=1)
+    driver.run()
+    driver.add(3, prompt, max_tokens=2)
+    driver.run()
+
+    assert driver.ends[1] is FinishReason.FAILED
+    assert driver.cached == {1: 0, 2: 0, 3: 8}
+    assert driver.tokens[3] == oracle(prompt, 2)
+
+
 @pytest.mark.parametrize("n", [1, 2])
 def test_equal_prompts_prefilled_together_are_published_once(n: int):
     """Each keeps what it computed; the next finds the first one's blocks."""
