@@ -88,7 +88,7 @@ class Ours:
         self._now_s += FORWARD_S
         started = self._clock()
         report, plan = self._scheduler.step(self._now_s, self._outcome)
-        encode(step_frame(report, self._outcome, self._scheduler.statistics()))
+        encode(step_frame(report, self._outcome, self._scheduler.statistics(), received=0))
         took_s = self._clock() - started
         assert plan is not None, "nothing was planned"
         self._outcome = self._sample(plan)

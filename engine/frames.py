@@ -22,8 +22,13 @@ from cadenza.wire.messages import Counters, Decision, RowLogprobs, Step
 _COMMON = ("step_id", "time_s", "request")  # fields of every record, with places of their own
 
 
-def step_frame(report: StepReport, executed: StepOutcome | None, statistics: Statistics) -> Step:
-    """The frame for `report`, with the log-probabilities of the outcome that it reaped."""
+def step_frame(
+    report: StepReport, executed: StepOutcome | None, statistics: Statistics, received: int
+) -> Step:
+    """The frame for `report`, with the log-probabilities of the outcome that it reaped.
+
+    `received` is how many messages were handled before the step.
+    """
     return Step(
         step_id=statistics.steps,
         requests=report.requests.tobytes(),
@@ -34,12 +39,13 @@ def step_frame(report: StepReport, executed: StepOutcome | None, statistics: Sta
         admitted_cached=report.admitted_cached.tobytes(),
         preempted=report.preempted.tobytes(),
         decisions=tuple(map(_decision, report.decisions)) if report.decisions else (),
-        counters=_counters(statistics),
+        counters=_counters(statistics, received),
     )
 
 
-def _counters(statistics: Statistics) -> Counters:
+def _counters(statistics: Statistics, received: int) -> Counters:
     return Counters(
+        received=received,
         running=statistics.running,
         waiting=statistics.waiting,
         parked=statistics.parked,

@@ -55,6 +55,7 @@ class EngineLoop:
         self._outcome: StepOutcome | None = None
         self._stopping = False
         self._was_congested = False
+        self._received = 0  # messages handled
         self._has_news = False  # the front shall be told, whether or not there is work
 
     def run(self) -> None:
@@ -96,27 +97,25 @@ class EngineLoop:
         return min(max(deadline_s - self._clock(), 0), _LONGEST_WAIT_S)
 
     def _handle(self, message: ToEngine) -> None:
+        """Every message is answered by a frame: silence would mean that the engine hangs."""
         scheduler = self._scheduler
+        self._received += 1
+        self._has_news = True
         match message:
             case Submit():
                 self._submit(message)
-                self._has_news = True
             case Cancel(request):
                 self._submits.pop(request, None)
                 scheduler.drop(request)
-                self._has_news = True
             case Finish(request):
                 self._submits.pop(request, None)
                 scheduler.finish(request)
-                self._has_news = True
             case Credit(request, tokens):
                 scheduler.grant(request, tokens)
-                self._has_news = True
             case SetDeadline(request, deadline_s):
                 scheduler.set_deadline(request, _or_never(deadline_s))
             case ResetPrefixCache():
                 scheduler.reset_prefix_cache()
-                self._has_news = True
             case Shutdown():
                 self._stopping = True
             case _:
@@ -139,7 +138,8 @@ class EngineLoop:
         report, plan = self._scheduler.step(self._clock(), executed)
         for request in report.requests[report.finished != FinishReason.NOT.value]:
             self._submits.pop(int(request), None)
-        self._channel.send(step_frame(report, executed, self._scheduler.statistics()))
+        statistics = self._scheduler.statistics()
+        self._channel.send(step_frame(report, executed, statistics, self._received))
         self._outcome = None if plan is None else self._runner.execute(plan)
 
 

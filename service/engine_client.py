@@ -79,7 +79,8 @@ class EngineClient(asyncio.Protocol):
         self._lost: asyncio.Future[None] = loop.create_future()
         self._closing = False
         self._heard_s = time.monotonic()
-        self._at_rest = True  # the engine need not say anything
+        self._sent = 0  # messages that the engine counts
+        self._at_rest = True  # the engine has handled them all, and need not say anything
         self._on_progress: list[Callable[[Progress], None]] = []
         self._on_decisions: list[Callable[[Sequence[Decision]], None]] = []
 
@@ -120,7 +121,7 @@ class EngineClient(asyncio.Protocol):
 
     def start(self, config: EngineConfig) -> None:
         """Send the engine its configuration, which is the first message."""
-        self.send(Start(config))
+        self._write(Start(config))
 
     def watch_progress(self, callback: Callable[[Progress], None]) -> None:
         """Call back on the loop for every start-up message."""
@@ -162,7 +163,6 @@ class EngineClient(asyncio.Protocol):
             EngineUnavailable: the engine is dead.
         """
         self.send(message)
-        self._expect_an_answer()
         numbers = range(message.request, message.request + message.n)
         self._rows.update(zip(numbers, rows, strict=True))
 
@@ -180,7 +180,6 @@ class EngineClient(asyncio.Protocol):
         """Let the rows that were submitted with `request` have `tokens` more. Never raises."""
         if self.failure is None:
             self.send(Credit(request, tokens))
-            self._expect_an_answer()
 
     def set_deadline(self, request: int, deadline_s: float | None) -> None:
         """Give a row that has not ended another deadline, None being none. Never raises."""
@@ -196,25 +195,27 @@ class EngineClient(asyncio.Protocol):
         self.send(ResetPrefixCache())
 
     def send(self, message: ToEngine) -> None:
-        """Send without waiting.
+        """Send without waiting. The engine is silent until a frame says that it has handled this.
 
         Raises:
             EngineUnavailable: the engine is dead.
         """
-        if self.failure is not None or self._transport is None:
-            raise EngineUnavailable(self.failure or _GONE)
-        self._transport.write(encode(message))
+        self._write(message)
+        self._sent += 1
+        if self._at_rest:
+            self._at_rest, self._heard_s = False, time.monotonic()
 
     def close(self) -> None:
         """Ask the engine to leave, and close the connection once that is sent. Idempotent."""
         if self.failure is None and self._transport is not None and not self._closing:
             self._closing = True
-            self.send(Shutdown())
+            self._write(Shutdown())
             self._transport.close()
 
-    def _expect_an_answer(self) -> None:
-        if self._at_rest:
-            self._at_rest, self._heard_s = False, time.monotonic()
+    def _write(self, message: ToEngine) -> None:
+        if self.failure is not None or self._transport is None:
+            raise EngineUnavailable(self.failure or _GONE)
+        self._transport.write(encode(message))
 
     # asyncio.Protocol
 
@@ -262,7 +263,8 @@ class EngineClient(asyncio.Protocol):
     def _on_step(self, step: Step) -> None:
         news = _read(step)
         self.counters = step.counters
-        self._at_rest = step.counters.at_rest
+        # A frame may have left before the engine read what we sent last
+        self._at_rest = step.counters.at_rest and step.counters.received == self._sent
         rows = self._rows
         for request in news.preempted:
             if row := rows.get(request):

@@ -6,7 +6,9 @@ never import torch: the front process imports it.
 
 Front to engine: `Start`, `Submit`, `Cancel`, `Finish`, `Credit`, `SetDeadline`, `ResetPrefixCache`,
 `Shutdown`.
-Engine to front: `Progress`, `Ready`, `Step`, `Failed`.
+Engine to front: `Progress`, `Ready`, `Step`, `Failed`. Once the engine is ready, every message but
+`Shutdown` is followed by a `Step` that counts it in `Counters.received`, whether or not there is
+work; one `Step` may count several.
 """
 
 from __future__ import annotations
@@ -161,6 +163,7 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready", kw_only=T
 class Counters(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """The engine's state after a step, and totals since it started."""
 
+    received: int = 0  # messages that it had handled before the step, all but `Start`
     running: int = 0  # seats taken, parked ones included
     waiting: int = 0
     parked: int = 0

@@ -44,7 +44,7 @@ def outcome(logprobs: dict[int, Logprobs]) -> StepOutcome:
 
 
 def test_arrays_and_counters_keep_their_places():
-    frame = step_frame(REPORT, outcome({}), STATISTICS)
+    frame = step_frame(REPORT, outcome({}), STATISTICS, received=41)
 
     assert view_requests(frame.requests).tolist() == [30, 10, 40, 80]
     assert view_ids(frame.tokens).tolist() == [300, 100, -1, -1]
@@ -54,7 +54,7 @@ def test_arrays_and_counters_keep_their_places():
     assert view_requests(frame.preempted).tolist() == [60, 70]
     assert frame.decisions == ()
     assert frame.step_id == STATISTICS.steps
-    assert frame.counters == Counters(**asdict(STATISTICS))
+    assert frame.counters == Counters(received=41, **asdict(STATISTICS))
 
 
 def test_logprobs_follow_their_row_and_a_failed_row_has_none():
@@ -63,7 +63,7 @@ def test_logprobs_follow_their_row_and_a_failed_row_has_none():
 
     wanted = {0: logprobs(-1.0), 2: logprobs(-2.0), 3: logprobs(-3.0)}
 
-    frame = step_frame(REPORT, outcome(wanted), STATISTICS)
+    frame = step_frame(REPORT, outcome(wanted), STATISTICS, received=0)
 
     assert [(entry.row, entry.logprob) for entry in frame.logprobs] == [(0, -2.0), (1, -1.0)]
     assert view_ids(frame.logprobs[0].top_ids).tolist() == [7]
@@ -71,12 +71,13 @@ def test_logprobs_follow_their_row_and_a_failed_row_has_none():
 
 
 def test_a_frame_without_an_outcome_has_no_logprobs():
-    assert step_frame(REPORT, None, STATISTICS).logprobs == ()
+    assert step_frame(REPORT, None, STATISTICS, received=0).logprobs == ()
 
 
 def test_counters_are_the_statistics_field_by_field():
     """The frame copies them by name, without reflection: none may be missing on either side."""
-    assert [field.name for field in fields(Statistics)] == list(Counters.__struct_fields__)
+    names = [field.name for field in fields(Statistics)]
+    assert ["received", *names] == list(Counters.__struct_fields__)
 
 
 WHEN = (6, 1.5, 30)  # step, time, request
@@ -116,7 +117,7 @@ def test_every_kind_of_decision_reaches_the_front_in_order():
     """By the name and facts that clients see, and through the codec."""
     report = replace(REPORT, decisions=tuple(record for record, _, _ in RECORDS))
 
-    frame = step_frame(report, None, STATISTICS)
+    frame = step_frame(report, None, STATISTICS, received=0)
 
     expected = tuple(Decision(kind, 30, 6, 1.5, facts) for _, kind, facts in RECORDS)
     assert frame.decisions == expected

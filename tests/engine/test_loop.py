@@ -388,23 +388,39 @@ class Stage:
 
 
 def test_without_work_the_loop_waits_for_messages_and_does_not_step():
-    stage = Stage([], [SetDeadline(1, None)], [])
+    stage = Stage([], [], [])
 
     stage.run()
 
     assert stage.channel.waits == [None] * 4
     assert stage.scheduler.stepped_at == []
-    assert stage.scheduler.calls == [("set_deadline", 1, math.inf)]
 
 
-def test_a_credit_is_answered_by_one_step_even_if_it_makes_no_work():
-    """The front takes silence after a credit for an engine that is stuck."""
-    stage = Stage([Credit(1, 5)], [], [])
+@pytest.mark.parametrize(
+    "message",
+    [
+        *(Cancel(1), Finish(1, tokens_kept=2), Credit(1, 5), SetDeadline(1, None)),
+        *(ResetPrefixCache(), Submit(request=1, prompt=pack_ids([5]), max_tokens=4)),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+def test_every_message_is_answered_by_one_step_even_if_it_makes_no_work(message: ToEngine):
+    """The front takes silence after a message for an engine that is stuck."""
+    stage = Stage([message], [], [])
+    stage.scheduler.refuses = True
 
     stage.run()
 
-    assert len(stage.scheduler.stepped_at) == 1
-    assert stage.scheduler.calls == [("grant", 1, 5)]
+    assert sum(isinstance(told, Step) for told in stage.channel.sent) == 1
+    assert stage.channel.waits == [None] * 4
+
+
+def test_a_frame_counts_the_messages_that_were_handled_before_it():
+    stage = Stage([submit(1, [5]), Cancel(7)], [Credit(1, 5)], [], [SetDeadline(1, 1.0)])
+
+    stage.run()
+
+    assert [step.counters.received for step in stage.channel.sent] == [2, 3, 4]
 
 
 def test_a_credit_that_makes_work_is_followed_by_steps_until_there_is_none():
@@ -433,20 +449,13 @@ def test_the_loop_waits_no_longer_than_the_next_deadline_and_then_steps():
 
 
 def test_a_deadline_that_has_passed_is_no_reason_to_wait():
-    stage = Stage([SetDeadline(1, 40.0), SetDeadline(2, None)])
-    deadlines = stage.scheduler
-
-    def set_deadline(request: int, deadline_s: float) -> None:
-        deadlines.calls.append((request, deadline_s))
-        deadlines.next_deadline_s = min(deadlines.next_deadline_s, deadline_s)
-
-    deadlines.set_deadline = set_deadline
+    stage = Stage([])
+    stage.scheduler.next_deadline_s = 40.0
 
     stage.run()
 
-    assert deadlines.calls == [(1, 40.0), (2, math.inf)]
-    assert deadlines.stepped_at == [100.0]
-    assert stage.channel.waits == [None, None]
+    assert stage.scheduler.stepped_at == [100.0]
+    assert stage.channel.waits == [0, None]
 
 
 def test_a_deadline_beyond_all_clocks_does_not_break_the_wait():
@@ -473,18 +482,6 @@ def test_a_step_that_plans_nothing_is_no_failure_while_there_is_work():
     assert len(stage.scheduler.stepped_at) == 3
 
 
-def test_what_the_front_may_not_miss_is_told_without_work():
-    """The counters and decisions after a row left, was refused, or the cache was emptied."""
-    for message in (Cancel(1), Finish(1, tokens_kept=2), ResetPrefixCache(), submit(1, [5])):
-        stage = Stage([message], [])
-        stage.scheduler.refuses = True
-
-        stage.run()
-
-        assert sum(isinstance(told, Step) for told in stage.channel.sent) == 1
-        assert stage.channel.waits == [None, None, None]
-
-
 def test_messages_reach_the_scheduler_word_by_word():
     sent = submit(
         3,
@@ -498,7 +495,8 @@ def test_messages_reach_the_scheduler_word_by_word():
         may_swap=False,
         may_recompute=False,
     )
-    stage = Stage([sent, Cancel(3), Finish(4, tokens_kept=1), Credit(4, 9), ResetPrefixCache()])
+    others = [Cancel(3), Finish(4, tokens_kept=1), Credit(4, 9), SetDeadline(4, 7.5)]
+    stage = Stage([sent, *others, SetDeadline(4, None), ResetPrefixCache()])
 
     stage.run()
 
@@ -507,7 +505,10 @@ def test_messages_reach_the_scheduler_word_by_word():
     assert arrival.prompt.tolist() == [5, 6]
     told = {name: getattr(arrival, name) for name in ARRIVAL_FIELDS}
     assert told == {name: getattr(sent, name) for name in ARRIVAL_FIELDS}
-    assert others == [("drop", 3), ("finish", 4), ("grant", 4, 9), ("reset_prefix_cache",)]
+    assert others == [
+        *(("drop", 3), ("finish", 4), ("grant", 4, 9)),
+        *(("set_deadline", 4, 7.5), ("set_deadline", 4, math.inf), ("reset_prefix_cache",)),
+    ]
 
 
 ARRIVAL_FIELDS = (

@@ -25,6 +25,7 @@ from cadenza.wire.messages import (
     RowLogprobs,
     SetDeadline,
     Shutdown,
+    Start,
     Step,
     Submit,
     ToEngine,
@@ -173,6 +174,7 @@ class FakeEngine(asyncio.Protocol):
 
     def counters(self) -> Counters:
         known = Counters(
+            received=sum(not isinstance(message, Start | Shutdown) for message in self.received),
             running=len(self.running),
             waiting=len(self.waiting),
             at_rest=not (self.running or self.waiting),

@@ -10,9 +10,12 @@ from structlog.testing import capture_logs
 from cadenza.service.errors import EngineUnavailable, GenerationFailed
 from cadenza.service.request import GenerationRequest
 from cadenza.wire.arrays import pack_ids
+from cadenza.wire.codec import encode
 from cadenza.wire.messages import (
     Cancel,
+    Counters,
     Credit,
+    EngineConfig,
     Failed,
     Progress,
     ResetPrefixCache,
@@ -188,6 +191,71 @@ def test_credit_deadlines_and_a_reset_reach_the_engine(run, open_front):
                 ResetPrefixCache(),
             ]
             generation.cancel()
+
+    run(main())
+
+
+def show(front, received: int, *, at_rest: bool = True) -> None:
+    """Let the client read a frame, now."""
+    counters = Counters(received=received, at_rest=at_rest)
+    front.client.data_received(encode(Step(step_id=1, counters=counters)))
+
+
+def test_a_frame_that_left_before_a_submit_was_read_does_not_hide_that_the_engine_hangs(
+    run, open_front
+):
+    async def main():
+        async with open_front() as front:
+            front.engine.auto = False
+            assert front.client.silence_s == 0
+            for text in "ab":
+                await front.generator.submit(GenerationRequest(text=text))
+            show(front, 1)
+            assert front.client.silence_s > 0
+            show(front, 2, at_rest=False)
+            assert front.client.silence_s > 0
+            show(front, 2)
+            assert front.client.silence_s == 0
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    "send",
+    [
+        lambda client, row: client.cancel(row),
+        lambda client, row: client.finish(row, 1),
+        lambda client, row: client.grant(row, 1),
+        lambda client, row: client.set_deadline(row, 1.0),
+        lambda client, row: client.reset_prefix_cache(),
+    ],
+    ids=["cancel", "finish", "grant", "set_deadline", "reset_prefix_cache"],
+)
+def test_whatever_is_sent_expects_an_answer(run, open_front, send):
+    async def main():
+        async with open_front() as front:
+            front.engine.auto = False
+            [choice] = (await front.generator.submit(GenerationRequest(text="x")))._choices
+            show(front, 1)
+            assert front.client.silence_s == 0
+            send(front.client, choice.number)
+            assert front.client.silence_s > 0
+            show(front, 2)
+            assert front.client.silence_s == 0
+
+    run(main())
+
+
+def test_loading_takes_as_long_as_it_takes(run, open_front):
+    async def main():
+        async with open_front(ready=False) as front:
+            front.client.start(EngineConfig(model="m"))
+            assert front.client.silence_s == 0
+            front.engine.become_ready()
+            await front.client.ready()
+            await front.generator.submit(GenerationRequest(text="x"))
+            show(front, 1)
+            assert front.client.silence_s == 0
 
     run(main())
 
