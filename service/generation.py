@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
@@ -15,6 +16,10 @@ from cadenza.service.limits import Places
 from cadenza.service.metrics import RequestTimer
 from cadenza.service.tokenizer import Tokenizer
 from cadenza.wire.messages import Submit
+
+# gRPC sends a timeout rounded up by at most 1% of it, while its client goes by the true one and
+# cancels. The constant is for the time that the request took to get here.
+_EARLY_SHARE, _EARLY_S = 0.01, 0.01
 
 
 class Generation:
@@ -35,6 +40,7 @@ class Generation:
         id: str,
         model: str,
         prompt: Sequence[int],
+        deadline_s: float | None,
         engine: EngineClient,
         timer: RequestTimer,
         places: Places,
@@ -42,6 +48,7 @@ class Generation:
     ) -> None:
         """`Generator.submit` makes them.
 
+        `deadline_s` is monotonic; from just before it on, a cancel is counted as its passing.
         `places` are left one by one as choices get their first seats, and all at the end.
         `on_closed` is called when the generation is open no more, perhaps several times.
         """
@@ -51,6 +58,7 @@ class Generation:
         self.prompt_tokens = len(prompt)
         self.cached_tokens = 0  # of the prompt, known once the first choice is admitted
         self._prompt = prompt
+        self._expected_end_s = _expected_end_s(deadline_s)
         self._engine = engine
         self._timer = timer
         self._places = places
@@ -98,7 +106,7 @@ class Generation:
         """Stop at once, and leave what was not read. Idempotent."""
         if not self._ended:
             self._cancelled = True
-            self._end("abort")
+            self._end("deadline" if time.monotonic() >= self._expected_end_s else "abort")
         self._on_closed(self)
 
     async def __aenter__(self) -> Generation:
@@ -205,6 +213,14 @@ class Generation:
         finished = [choice.finished for choice in self._choices if choice.finished]
         cut = any(end.reason is FinishReason.LENGTH for end in finished)
         return "length" if cut else "stop"
+
+
+def _expected_end_s(deadline_s: float | None) -> float:
+    """When a client may notice that its deadline has passed."""
+    if deadline_s is None:
+        return math.inf
+    left_s = max(deadline_s - time.monotonic(), 0)
+    return deadline_s - _EARLY_SHARE * left_s - _EARLY_S
 
 
 def _numbers(submits: Sequence[Submit]) -> Iterator[int]:

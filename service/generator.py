@@ -222,6 +222,7 @@ class Generator:
             id=uuid.uuid4().hex,
             model=self.model_name,
             prompt=job.prompt,
+            deadline_s=job.checked.deadline_s,
             engine=self.engine,
             timer=job.timer,
             places=job.places,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import pytest
 
@@ -452,6 +454,34 @@ def test_a_token_that_comes_with_the_deadline_counts(run, open_front):
                 assert (error is None) == bool(stop)
                 front.engine.waiting.clear()
             assert front.is_clean()
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("deadline_s", "cancelled_s", "reason"),
+    [
+        (110.0, 105.0, "abort"),
+        (110.0, 109.9, "deadline"),  # a client whose timeout of 9.91 s became 10 s
+        (110.0, 111.0, "deadline"),
+        (90.0, 100.0, "deadline"),
+        (None, 1e9, "abort"),
+    ],
+)
+def test_a_cancel_at_the_deadline_is_counted_as_its_passing(
+    run, open_front, monkeypatch, deadline_s, cancelled_s, reason
+):
+    async def main():
+        async with open_front() as front:
+            front.engine.auto = False
+            clock = SimpleNamespace(time=time.time, monotonic=lambda: 100.0)
+            monkeypatch.setattr("cadenza.service.generation.time", clock)
+            generation = await front.generator.submit(ask(deadline_s=deadline_s))
+            clock.monotonic = lambda: cancelled_s
+            generation.cancel()
+
+            finished = front.generator.metrics.finished
+            assert {name for name, count in finished.items() if count} == {reason}
 
     run(main())
 

@@ -95,6 +95,17 @@ async def test_a_session_is_told_as_an_event(serve_front, submit_of):
         assert front.is_clean()
 
 
+async def test_a_deadline_that_grpc_notices_first_is_counted_as_one(serve_front, request_of):
+    async with serve_front() as (front, stub):
+        front.engine.auto = False
+        _, code = await read(stub.Generate(request_of("hi"), timeout=0.5))
+        assert code is grpc.StatusCode.DEADLINE_EXCEEDED
+        await front.engine.until(lambda: bool(front.engine.cancels()))
+
+        finished = front.generator.metrics.finished
+        assert (finished["deadline"], finished["abort"]) == (1, 0)
+
+
 async def test_whoever_notices_first_the_code_is_the_same_and_nothing_is_left(
     serve_front, request_of, caplog
 ):
@@ -112,6 +123,7 @@ async def test_whoever_notices_first_the_code_is_the_same_and_nothing_is_left(
                 while not (front.is_clean() and front.generator.is_idle):  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
             pacing.cancel()
+            assert front.generator.metrics.finished["abort"] == 0
     assert logs == []
     assert caplog.records == []  # gRPC's own
 
