@@ -86,9 +86,8 @@ class Decisions:
         """bool [waiting], True where any guard sees starvation."""
         starving = np.zeros(len(waiting), dtype=bool)
         for guard in self._profile.guards:
-            answer = self._try(
-                guard, "guard_starvation", _mask(len(waiting)), waiting=waiting, step=step
-            )
+            check = _alone(_mask(len(waiting)))
+            answer = self._try(guard, "guard_starvation", check, waiting=waiting, step=step)
             if answer is not None:
                 starving |= answer
         return starving
@@ -109,13 +108,12 @@ class Decisions:
             return check(self._profile.caller(hook, DEFAULTS[hook])(**arguments))
         return answer
 
-    def _try(self, policy: str, hook: str, check: Callable[[Any], T], **arguments: Any) -> T | None:
+    def _try(
+        self, policy: str, hook: str, check: Callable[[Any], T | None], **arguments: Any
+    ) -> T | None:
         """What one policy answers; None if it has no opinion, or if it failed."""
         try:
             answer = self._profile.caller(hook, policy)(**arguments)
-            # Unions and observers answer with a list, here of one policy's answer at most
-            if isinstance(answer, list):
-                answer = answer[0] if answer else None
             return None if answer is None else check(answer)
         except KeyboardInterrupt:
             raise
@@ -178,6 +176,18 @@ def _mask(length: int) -> Check:
         return _array(answer, length, "b", "booleans").copy()
 
     return check
+
+
+def _alone(check: Check) -> Callable[[Any], npt.NDArray[Any] | None]:
+    """For a union, whose answers pluggy puts in a list: here of one policy's answer, or empty."""
+
+    def checked(answers: Any) -> npt.NDArray[Any] | None:
+        if not answers:
+            return None
+        (answer,) = answers
+        return check(answer)
+
+    return checked
 
 
 def _ignored(answer: Any) -> None:

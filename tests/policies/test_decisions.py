@@ -93,6 +93,9 @@ def decisions_with(answer: Any, *hooks: str) -> Decisions:
         np.array(["a", "b"]),
         np.array([1, 2], dtype=complex),
         [1.0, 2.0],
+        [],
+        [np.array([1.0, 2.0])],
+        [np.array([1.0, 2.0]), "junk"],
         "fcfs",
     ],
     ids=repr,
@@ -129,7 +132,7 @@ TWO_NUMBERS = ("select_victims", "allow_displacement")
 @pytest.mark.parametrize(
     ("hook", "answer"),
     [
-        *((hook, wrong) for hook in FALLBACKS for wrong in (Raises, [0, 0], np.zeros((2, 2)))),
+        *((hook, wrong) for hook in FALLBACKS for wrong in (Raises, [0, 0], [], np.zeros((2, 2)))),
         *((hook, wrong) for hook in TWO_NUMBERS for wrong in (np.zeros(3), np.array([1, np.nan]))),
         *((hook, np.array([True, False])) for hook in TWO_NUMBERS),
         ("select_victims", np.array([1, -np.inf])),
@@ -144,6 +147,23 @@ TWO_NUMBERS = ("select_victims", "allow_displacement")
 )
 def test_a_wrong_answer_costs_the_policy_the_decision(hook: str, answer: Any):
     decisions = decisions_with(answer, hook)
+
+    assert ask(decisions, hook).tolist() == FALLBACKS[hook]
+    assert decisions.faults == 1
+
+
+RIGHT = {
+    "reserve_blocks": np.array([1, 2, 3]),
+    "select_victims": np.array([1.0, 2.0]),
+    "allow_displacement": np.array([1.0, 2.0]),
+    "choose_preemption": np.array([False, True]),
+}
+
+
+@pytest.mark.parametrize("rest", [[], ["junk"]], ids=repr)
+@pytest.mark.parametrize("hook", RIGHT)
+def test_a_right_answer_in_a_list_is_a_wrong_one(hook: str, rest: list[str]):
+    decisions = decisions_with([RIGHT[hook], *rest], hook)
 
     assert ask(decisions, hook).tolist() == FALLBACKS[hook]
     assert decisions.faults == 1
@@ -272,8 +292,11 @@ def test_integers_are_scores():
     assert scores.tolist() == [3.0, 2.0]
 
 
-def test_a_guard_that_answers_with_numbers_does_not_count():
-    decisions = decisions_with(np.array([1, 0]), "guard_starvation")
+@pytest.mark.parametrize(
+    "answer", [np.array([1, 0]), [], [np.array([True, True])], [True, True]], ids=repr
+)
+def test_a_guard_that_answers_wrongly_does_not_count(answer: Any):
+    decisions = decisions_with(answer, "guard_starvation")
 
     assert decisions.guard_starvation(WAITING, STEP).tolist() == [False, True]
     assert decisions.faults == 1
