@@ -8,7 +8,7 @@ import numpy as np
 
 from cadenza.policies.views import StepView
 from cadenza.scheduler.blocks import Blocks
-from cadenza.scheduler.budget import Budget
+from cadenza.scheduler.budget import Budget, promised_to
 from cadenza.scheduler.columns import BoolColumn
 from cadenza.scheduler.decisions import Admitted, HostCopyDropped, Resumed, Starving
 from cadenza.scheduler.planning import PlanBuilder
@@ -20,6 +20,7 @@ from cadenza.scheduler.table import Rows
 from cadenza.scheduler.victims import Shortage
 from cadenza.scheduler.waiting import NORMAL_PER_STARVING, interleave, later_admissions, lowest
 
+PASSABLE = 16  # candidates beyond those for whom there are seats, as some may be passed over
 PINNED_TOKENS = 16  # that a row admitted as starving generates before it is a victim like others
 
 
@@ -36,8 +37,10 @@ class Entry(NamedTuple):
     from_host: bool = False
 
 
-# What becomes of a candidate. One that is passed over lacks tokens of this step or its reader's
-# credit, and others may still enter; one that blocks lacks room, and nobody may take what there is.
+# What becomes of a candidate. One that is passed over lacks tokens of this step, its reader's
+# credit, or seats for all of its choices, and others may still enter (until it starves, or many
+# choices would wait for ever). One that blocks lacks room, and nobody behind it may take what there
+# is.
 _Verdict = Literal["enters", "passed over", "blocks"]
 
 
@@ -58,16 +61,19 @@ class Admission:
             return
         stores, table = self._stores, self._stores.table
         view = stores.view(plan.now_s)
-        candidates, starving = self._order(waiting, most, view, plan)
+        candidates, starving = self._order(waiting, most + PASSABLE, view, plan)
         seated = table.view(table.seated())
         keep = stores.decisions.reserve_blocks(seated, table.view(candidates), view)
+        # What those want kept who are passed over is not held against those behind them
+        extra, kept = np.diff(keep).tolist(), int(keep[0])
         fresh: list[int] = []
         promised = budget.promised
         for rank, row in enumerate(candidates.tolist()):
-            if plan.is_full:
+            if plan.is_full or not self._obtainable_seats():
                 break
             entry = self._entry(row, plan)
-            lack = self._lack(plan, row, entry, int(keep[rank + 1]), promised)
+            wanted = max(0, kept + extra[rank])
+            lack = self._lack(plan, row, entry, wanted, promised)
             verdict = self._judge(plan, budget, row, entry, lack, bool(starving[rank]))
             if verdict == "blocks":
                 break
@@ -75,7 +81,12 @@ class Admission:
                 continue
             if table.admission[row] < 0:
                 fresh.append(int(table.arrival[row]))
+            if (
+                not lack.whole.is_none
+            ):  # others may have left, and with them what they were promised
+                promised = promised_to(stores)
             promised += self._seat(plan, row, entry, promised)
+            kept = wanted
             self._tell(plan, row, entry, rank, bool(starving[rank]))
         self._fill(plan)
         self._count_overtakes(waiting, fresh)
@@ -85,24 +96,23 @@ class Admission:
     ) -> _Verdict:
         """Whether the row enters, and if not, whether those behind it still may."""
         table, credits = self._stores.table, self._stores.credits
+        if not credits.has_spare(int(table.credit[row]), int(table.choices[row])):
+            return "passed over"
         has_tokens = plan.has_room_for(int(table.num_tokens[row]) - entry.computed)
-        has_credit = credits.has_spare(int(table.credit[row]), int(table.choices[row]))
         if lack.whole.is_none:
-            if has_tokens and has_credit:
+            if has_tokens:
                 return "enters"
-            return "passed over" if has_tokens or not starving else "blocks"
-        has_room = (
-            has_tokens
-            and has_credit
-            and self._preemption.make_room(plan, budget, row, lack, entry.found)
-        )
-        return "enters" if has_room else "blocks"
+            return "blocks" if starving else "passed over"
+        if has_tokens and self._preemption.make_room(plan, budget, row, lack, entry.found):
+            return "enters"
+        lacks_only_seats = lack.whole.blocks <= 0 and table.free_seats > 0
+        return "passed over" if lacks_only_seats and not starving else "blocks"
 
     def _with_credit(self, rows: Rows) -> Rows:
         credits, table = self._stores.credits, self._stores.table
         if not credits.num_limited:
             return rows
-        return rows[credits.cover(table.credit[rows], table.choices[rows])]
+        return rows[credits.spare(table.credit[rows], table.choices[rows])]
 
     def _obtainable_seats(self) -> int:
         """Seats that are free, or may become so for a candidate."""
@@ -208,7 +218,7 @@ class Admission:
         index = stores.pool.index
         end = index.end(index.root(cold.salt), entry.found)
         table.prefix_block[row], table.prefix_name[row] = end
-        table.matched_blocks[row] = table.published_blocks[row] = len(entry.found)
+        table.published_blocks[row] = len(entry.found)
         promise = min(self._promise(row), max(0, stores.pool.num_available - promised))
         table.promised_blocks[row] = promise
         remaining = int(table.num_tokens[row]) - entry.computed

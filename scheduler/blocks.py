@@ -40,6 +40,7 @@ class BlockPool:
         self._free = list(range(num_blocks - 1, -1, -1))
         self._cached = EvictionQueue(num_blocks)  # unheld and published
         self._num_held = self._num_reserved = 0
+        self._distrusted = np.zeros(num_blocks, dtype=bool)  # until they are allocated anew
 
     @property
     def num_available(self) -> int:
@@ -73,6 +74,7 @@ class BlockPool:
         taken = np.array(self._free[cut:][::-1], dtype=np.int32)
         del self._free[cut:]
         self._references[taken] = 1
+        self._distrusted[taken] = False
         self._num_held += num
         return taken
 
@@ -124,14 +126,20 @@ class BlockPool:
                 self._free.append(block)
         return end
 
-    def forget(self, blocks: Blocks) -> None:
-        """Make held blocks unfindable, because what is in them cannot be trusted."""
+    def distrust(self, blocks: Blocks) -> None:
+        """What is in these held blocks must not be found, now or by a later `publish`."""
+        self._distrusted[blocks] = True
         self.index.remove(blocks)
+
+    def num_trusted(self, blocks: Blocks) -> int:
+        """How many of the blocks come before the first distrusted one."""
+        distrusted = self._distrusted[blocks]
+        return int(distrusted.argmax()) if distrusted.any() else len(blocks)
 
     def reset_cache(self) -> None:
         """Make every block unfindable; unheld ones are free then. Held ones stay held."""
         self._evict(len(self._cached))
-        self.forget(np.flatnonzero(self._references).astype(np.int32))
+        self.distrust(np.flatnonzero(self._references).astype(np.int32))
 
     def _evict(self, num: int) -> None:
         if num > 0:

@@ -25,9 +25,14 @@ def measure(stores: Stores) -> Budget:
     """Count what the rows with a seat and with credit write in this step."""
     running = _with_credit(stores, stores.table.running())
     growth = growth_of(stores, running)
-    promised = int(stores.table.promised_blocks[stores.table.seated()].sum())
+    promised = promised_to(stores)
     spare = stores.pool.num_available - int(growth.sum()) - promised
     return Budget(running, growth, promised, spare)
+
+
+def promised_to(stores: Stores) -> int:
+    """Blocks that the choices of rows with a seat will need for tails of their own."""
+    return int(stores.table.promised_blocks[stores.table.seated()].sum())
 
 
 def growth_of(stores: Stores, rows: Rows) -> IntColumn:

@@ -27,7 +27,7 @@ class Columns:
     parked: BoolColumn
     request: IntColumn  # the first of its choices
     choices: IntColumn  # that the row stands for, each with a seat; 0: the row is free
-    arrival: IntColumn  # rank; choice i of a request has its rank + i
+    arrival: IntColumn  # rank; the choices of a request have ranks one after another
     arrival_s: FloatColumn
     priority: IntColumn
     deadline_s: FloatColumn
@@ -39,7 +39,6 @@ class Columns:
     cached_tokens: IntColumn  # of a waiting row, in the prefix index now
     next_block_key: IntColumn
     blocks_held: IntColumn
-    matched_blocks: IntColumn  # leading blocks found in the prefix index when it was seated
     published_blocks: IntColumn  # leading blocks offered to the prefix index
     prefix_block: IntColumn  # end of the published prefix that its blocks continue; -1: of none
     prefix_name: IntColumn  # of that publication

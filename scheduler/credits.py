@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -22,21 +24,33 @@ class Credits:
         self.left = np.zeros(16, dtype=np.int64)
         self.left[UNLIMITED] = np.iinfo(np.int64).max
         self._reserved = np.zeros(16, dtype=np.int64)  # for tokens of the step being planned
+        self._overdraft = np.zeros(16, dtype=np.int64)  # that taking back in flight allows for
         self._holders = np.zeros(16, dtype=np.int64)
         self._free = list(range(15, UNLIMITED, -1))
+        self._requests: dict[int, Sequence[int]] = {}  # by slot
+        self._slot_of: dict[int, int] = {}  # by request
         self.num_limited = 0  # slots in use
 
-    def open(self, tokens: int | None) -> int:
-        """A slot with `tokens` left, held by one row; None: the unlimited one."""
+    def open(self, tokens: int | None, requests: Sequence[int] = ()) -> int:
+        """A slot with `tokens` left, held by one row; None: the unlimited one.
+
+        `requests` name the slot for as long as any row holds it, their own ends notwithstanding.
+        """
         if tokens is None:
             return UNLIMITED
         if not self._free:
             self._grow()
         slot = self._free.pop()
-        self.left[slot] = tokens
+        self.left[slot], self._overdraft[slot] = min(tokens, _MOST), 0
         self._holders[slot] = 1
         self.num_limited += 1
+        self._requests[slot] = requests
+        self._slot_of.update(dict.fromkeys(requests, slot))
         return slot
+
+    def slot_of(self, request: int) -> int:
+        """The slot that a request was opened with; the unlimited one if that is closed."""
+        return self._slot_of.get(request, UNLIMITED)
 
     def hold(self, slot: int) -> None:
         """One more row shares the slot."""
@@ -51,11 +65,18 @@ class Credits:
         if not self._holders[slot]:
             self._free.append(slot)
             self.num_limited -= 1
+            for request in self._requests.pop(slot):
+                del self._slot_of[request]
 
     def grant(self, slot: int, tokens: int) -> None:
-        """The reader takes `tokens` more, or less if negative; never less than none."""
+        """The reader takes `tokens` more, or less if negative, but never less than none.
+
+        What is being computed is delivered all the same; the next grants make up for it.
+        """
         if slot != UNLIMITED:
-            self.left[slot] = min(max(0, int(self.left[slot]) + tokens), _MOST)
+            left = self.left[slot] = min(max(0, int(self.left[slot]) + tokens), _MOST)
+            if tokens < 0:
+                self._overdraft[slot] = max(0, int(self._reserved[slot]) - left)
 
     def spend(self, slots: Slots) -> None:
         """One token for each of these rows."""
@@ -77,6 +98,11 @@ class Credits:
         Whoever is planned may draw a token, be it a decode or the end of a prefill.
         """
         granted = np.ones(len(slots), dtype=bool)
+        wanted = np.bincount(slots, choices, minlength=len(self.left)).astype(np.int64)
+        wanted[UNLIMITED] = 0
+        if (self._reserved + wanted <= self.left).all():
+            self._reserved += wanted
+            return granted
         for index in np.flatnonzero(slots != UNLIMITED).tolist():
             slot, num = int(slots[index]), int(choices[index])
             granted[index] = self.has_spare(slot, num)
@@ -88,6 +114,11 @@ class Credits:
         """Reserve `num` tokens."""
         if slot != UNLIMITED:
             self._reserved[slot] += num
+
+    def spare(self, slots: Slots, choices: Slots) -> npt.NDArray[np.bool_]:
+        """For which of these rows credit could be set aside, each by itself."""
+        spare: npt.NDArray[np.bool_] = self.left[slots] - self._reserved[slots] >= choices
+        return spare
 
     def has_spare(self, slot: int, num: int) -> bool:
         """Whether `num` tokens could be reserved."""
@@ -104,11 +135,12 @@ class Credits:
         assert np.array_equal(holders[used], self._holders[used]), "holders differ from the rows"
         assert self.num_limited == len(used), "a slot is held by nobody"
         assert len({*self._free, *used.tolist()}) == len(self.left) - 1, "slots are lost or doubled"
-        assert (self.left[used] >= 0).all(), "a reader got too much"
+        assert (self.left[used] >= -self._overdraft[used]).all(), "a reader got too much"
 
     def _grow(self) -> None:
         size = len(self.left)
         self.left = np.concatenate((self.left, np.zeros(size, dtype=np.int64)))
         self._reserved = np.concatenate((self._reserved, np.zeros(size, dtype=np.int64)))
+        self._overdraft = np.concatenate((self._overdraft, np.zeros(size, dtype=np.int64)))
         self._holders = np.concatenate((self._holders, np.zeros(size, dtype=np.int64)))
         self._free.extend(range(2 * size - 1, size - 1, -1))

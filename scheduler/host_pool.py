@@ -22,6 +22,11 @@ class HostPool:
         """Blocks that `take` can hand out now."""
         return len(self._free)
 
+    @property
+    def num_unused(self) -> int:
+        """Blocks that nobody holds, those included that become free with the next step."""
+        return len(self._free) + len(self._released)
+
     def take(self, num: int) -> list[int]:
         """Take `num` blocks.
 

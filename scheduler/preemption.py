@@ -45,10 +45,12 @@ class Preemption:
         self._stores = stores
         self._order: Rows | None = None  # seated rows, first victim first; None: not asked yet
         self._flavours: dict[int, Flavour] | None = None  # None: not asked yet
+        self._has_displaced = False  # whether displacement was asked for in this step
 
     def begin(self) -> None:
         """Policies may be asked again."""
         self._order = self._flavours = None
+        self._has_displaced = False
 
     def force(self, plan: PlanBuilder, row: int, swap: bool) -> None:
         """Evict a row, if it has a seat, because it was asked for."""
@@ -86,7 +88,8 @@ class Preemption:
         """
         pool = self._stores.pool
         rows = self._parked(plan)
-        may_displace = self._flavours is None and self._stores.decisions.may_displace
+        may_displace = not self._has_displaced and self._stores.decisions.may_displace
+        may_displace &= self._flavours is None
         if not (len(rows) or may_displace):
             return False
         pool.pin(found)
@@ -94,15 +97,22 @@ class Preemption:
         if plan.is_empty:  # then the shortage leaves promises out, so they are nothing to give
             claims = np.zeros_like(claims)
         chosen = rows[self._enough(rows, claims, lacks.whole)]
-        if not len(chosen) and may_displace:
-            rows = self._parked_or_displaceable(plan, budget, candidate)
+        has_room = len(chosen) > 0
+        if not has_room and may_displace:
+            self._has_displaced = True
+            allowed = self._displaceable(plan, budget, candidate)
+            rows = self._eviction_order(plan)
+            rows = rows[self._stores.table.parked[rows] | np.isin(rows, allowed)]
             chosen = rows[self._enough(rows, claims, lacks.bare)]
+            # Who may displace others need not wait for the reservation made for their growth
+            has_room = len(chosen) > 0 or (len(allowed) > 0 and lacks.bare.is_none)
         pool.release(found)
         if len(chosen) and self._flavours is None:
-            self._ask(rows, plan)
+            others = rows[~np.isin(rows, chosen)]
+            self._ask(np.concatenate((chosen, others)), plan)
         for row in chosen.tolist():
             self._give_way(plan, row, candidate)
-        return bool(len(chosen))
+        return has_room
 
     def _eviction_order(self, plan: PlanBuilder) -> Rows:
         """Rows that have a seat, first victim first. Policies score them once a step."""
@@ -125,7 +135,7 @@ class Preemption:
             return np.empty(0, dtype=np.intp)
         rows = self._eviction_order(plan)
         if self._flavours is not None:
-            rows = rows[[row in self._flavours for row in rows.tolist()]]
+            rows = rows[np.isin(rows, list(self._flavours))]
         return rows[table.parked[rows]]
 
     def _enough(self, rows: Rows, claims: IntColumn, shortage: Shortage) -> Rows:
@@ -135,17 +145,12 @@ class Preemption:
         """
         table = self._stores.table
         return just_enough(
-            [table.blocks(row) for row in rows],
+            (table.blocks(row) for row in rows),
             claims[rows],
             table.choices[rows].tolist(),
             shortage,
             self._stores.pool.references,
         )
-
-    def _parked_or_displaceable(self, plan: PlanBuilder, budget: Budget, candidate: int) -> Rows:
-        rows = self._eviction_order(plan)
-        allowed = self._displaceable(plan, budget, candidate)
-        return rows[self._stores.table.parked[rows] | np.isin(rows, allowed)]
 
     def _give_way(self, plan: PlanBuilder, row: int, candidate: int) -> None:
         stores = self._stores
@@ -162,14 +167,11 @@ class Preemption:
         """Running rows that a policy lets the candidate push out."""
         stores, table = self._stores, self._stores.table
         rows = budget.running
-        copied = {copy for _, copy in plan.copies.on_write}
-        fixed = set(plan.seated)
-        free = [
-            row not in fixed and int(table.blocks(row)[-1]) not in copied for row in rows.tolist()
-        ]
-        capped = table.preemptions[rows] >= stores.config.max_preemptions
-        pinned = table.generated_tokens[rows] < table.pinned_until[rows]
-        rows = rows[np.array(free, dtype=bool) & ~capped & ~pinned]
+        last = table.block_table[table.seat[rows], table.blocks_held[rows] - 1]
+        fixed = np.isin(last, [copy for _, copy in plan.copies.on_write])  # not copied yet
+        fixed |= table.preemptions[rows] >= stores.config.max_preemptions
+        fixed |= table.generated_tokens[rows] < table.pinned_until[rows]
+        rows = rows[~fixed & (table.seat[rows] >= 0)]
         if not len(rows):
             return rows
         margins = stores.decisions.allow_displacement(
@@ -187,10 +189,11 @@ class Preemption:
         used = -(-computed // size)
         places = np.arange(max(1, int(used.max())))
         blocks = table.block_table[table.seat[rows], : len(places)]
-        shared = (stores.pool.references[blocks] > 1) & (places < (computed // size)[:, None])
+        shared = (stores.pool.references[blocks] > 1) & (stores.pool.index.names[blocks] != 0)
+        shared &= places < (computed // size)[:, None]
         alone = (~shared & (places < used[:, None])).sum(axis=1)
         cached = np.cumprod(shared, axis=1).sum(axis=1) * size
-        tokens = table.num_tokens[rows] - cached
+        tokens = np.maximum(0, computed - cached)
         may_swap = table.may_swap[rows] & (alone > 0) & (stores.host.num_blocks > 0)
         costs = PreemptionCosts(
             recompute_tokens=tokens,
@@ -203,7 +206,7 @@ class Preemption:
         if ask:
             view = stores.view(plan.now_s)
             wanted = stores.decisions.choose_preemption(table.view(rows), costs, view)
-        swap = (wanted & table.may_swap[rows]) | ~table.may_recompute[rows]
+        swap = (wanted | ~table.may_recompute[rows]) & table.may_swap[rows]
         return [
             Flavour(*each)
             for each in zip(

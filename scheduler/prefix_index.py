@@ -9,7 +9,7 @@ publication that ends this prefix, and holds the very tokens.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -21,7 +21,7 @@ Blocks = npt.NDArray[np.int32]
 Names = npt.NDArray[np.int64]
 Tokens = npt.NDArray[np.int32]
 
-_MOST_ROOTS = 1 << 16  # salts that are remembered; under one that was forgotten nothing is found
+_MOST_ROOTS = 1 << 16  # salts that are remembered, the last used; under others nothing is found
 _UNPUBLISHED = 0
 _NO_BLOCK = -1
 
@@ -68,6 +68,8 @@ class PrefixIndex:
             name = self._roots[salt] = self._last_root
             if len(self._roots) > _MOST_ROOTS:
                 self._roots.popitem(last=False)
+        else:
+            self._roots.move_to_end(salt)
         return Prefix(_NO_BLOCK, name)
 
     def is_alive(self, prefix: Prefix) -> bool:
@@ -78,7 +80,7 @@ class PrefixIndex:
         """The prefix that ends with the last of `blocks`, or `prefix` if there are none."""
         return Prefix(int(blocks[-1]), int(self.names[blocks[-1]])) if len(blocks) else prefix
 
-    def match(self, prefix: Prefix, keys: Sequence[BlockKey], tokens: Tokens) -> Blocks:
+    def match(self, prefix: Prefix, keys: Iterable[BlockKey], tokens: Tokens) -> Blocks:
         """The blocks that continue `prefix`, as far as they are published.
 
         tokens: [keys, block_size], what the keys stand for.

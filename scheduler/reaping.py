@@ -9,13 +9,20 @@ import numpy.typing as npt
 
 from cadenza.scheduler.decisions import Parked, Unparked
 from cadenza.scheduler.plan import Int32Array, Int64Array, StepOutcome, StepPlan
-from cadenza.scheduler.prefix import BlockKey, block_key, extend_keys, root_key
-from cadenza.scheduler.prefix_index import Prefix, Tokens
+from cadenza.scheduler.publishing import Publisher
 from cadenza.scheduler.states import FinishReason, State
 from cadenza.scheduler.stores import Stores
 from cadenza.scheduler.table import Rows
 
 Codes = npt.NDArray[np.uint8]
+
+
+class Departure(NamedTuple):
+    """A choice that the front lets go."""
+
+    request: int
+    reason: FinishReason
+    tokens_kept: int | None = None  # of its output; None: all
 
 
 class Ended(NamedTuple):
@@ -56,6 +63,7 @@ class Reaper:
 
     def __init__(self, stores: Stores) -> None:
         self._stores = stores
+        self._publisher = Publisher(stores)
         self._eos = sorted(stores.config.eos_token_ids)
 
     def apply(self, plan: StepPlan, rows: Rows, outcome: StepOutcome, now_s: float) -> Ended:
@@ -64,9 +72,9 @@ class Reaper:
         table.computed_tokens[rows] += plan.num_new
         failed = outcome.failed
         if failed.any():
-            self._publish(np.delete(rows, plan.samples[failed]))
+            self._publisher.publish(np.delete(rows, plan.samples[failed]))
         else:
-            self._publish(rows)
+            self._publisher.publish(rows)
         sampled = self._fork(rows[plan.samples])
         good, tokens = sampled[~failed], outcome.tokens[~failed]
         table.append_tokens(good, tokens)
@@ -82,19 +90,21 @@ class Reaper:
         self._remove(sampled, codes, now_s)
         return ended
 
-    def leave(self, requests: list[tuple[int, FinishReason]], now_s: float) -> None:
+    def leave(self, departures: list[Departure], now_s: float) -> None:
         """Let choices go whose client left or found a stop string."""
         stores, table = self._stores, self._stores.table
-        for request, reason in requests:
+        for request, reason, tokens_kept in departures:
             row = table.row_of(request)
             if row is None:
                 continue
-            if table.choices[row] == 1:
-                if reason is FinishReason.STOPPED:
-                    self._tell_policies(np.array([row]), now_s)
-                stores.remove(np.array([row]), [reason], now_s)
-            else:
+            if table.choices[row] > 1:
                 stores.drop_choice(row, request, reason, now_s)
+                continue
+            if tokens_kept is not None:
+                table.generated_tokens[row] = min(tokens_kept, table.generated_tokens[row])
+            if reason is FinishReason.STOPPED:
+                self._tell_policies(np.array([row]), now_s)
+            stores.remove(np.array([row]), [reason], now_s)
 
     def expire(self, now_s: float) -> Ended:
         """End the rows whose deadline has passed, in whatever state they are."""
@@ -167,83 +177,10 @@ class Reaper:
         rows, reasons = sampled[over], [FinishReason(code) for code in codes[over].tolist()]
         self._tell_policies(rows, now_s)
         for row in rows[codes[over] == FinishReason.FAILED].tolist():
-            # What it found in the index was computed by others and is theirs to judge
-            stores.pool.forget(table.blocks(row)[table.matched_blocks[row] :])
+            stores.pool.distrust(table.blocks(row))
         stores.remove(rows, reasons, now_s)
 
     def _tell_policies(self, rows: Rows, now_s: float) -> None:
         stores = self._stores
         if len(rows) and stores.decisions.observes_finished:
             stores.decisions.on_finished(stores.table.view(rows), stores.view(now_s))
-
-    def _publish(self, rows: Rows) -> None:
-        """Offer the blocks that became full in the last pass to the prefix index."""
-        if not self._stores.config.enable_prefix_caching:
-            return
-        table = self._stores.table
-        full = table.computed_tokens[rows] // table.block_size
-        more = np.flatnonzero(full > table.published_blocks[rows])
-        if not len(more):
-            return
-        rows, full = rows[more], full[more]
-        if not self._publish_all(rows, full):
-            for row, upto in zip(rows.tolist(), full.tolist(), strict=True):
-                self._publish_row(row, upto)
-
-    def _publish_all(self, rows: Rows, upto: Rows) -> bool:
-        """Publish every row's blocks up to `upto` at once.
-
-        Returns whether it was done: not if anything is in the way and rows have to be looked at.
-        """
-        table, index = self._stores.table, self._stores.pool.index
-        size = table.block_size
-        ends, names = table.prefix_block[rows], table.prefix_name[rows]
-        if not ((index.names[ends] == names) | (ends < 0)).all():
-            return False
-        first = table.published_blocks[rows]
-        counts = upto - first
-        seats, last = np.repeat(table.seat[rows], counts), np.cumsum(counts) - 1
-        depths = np.arange(len(seats)) + np.repeat(upto - 1 - last, counts)
-        tokens = table.history[seats[:, None], depths[:, None] * size + np.arange(size)]
-        blocks = table.block_table[seats, depths]
-        keys = self._hash(rows, first, upto, tokens)
-        if not index.publish_runs(names, last - counts + 1, keys, tokens, blocks):
-            return False
-        ends = blocks[last]
-        table.prefix_block[rows], table.prefix_name[rows] = ends, index.names[ends]
-        table.published_blocks[rows] = upto
-        return True
-
-    def _hash(self, rows: Rows, first: Rows, upto: Rows, tokens: Tokens) -> list[BlockKey]:
-        """Keys of the blocks `first` to `upto` of each row; `tokens` [blocks, block_size]."""
-        raw, size = tokens.astype("<i4").tobytes(), 4 * tokens.shape[1]
-        hashed: list[BlockKey] = []
-        start = 0
-        for row, begin, end in zip(rows.tolist(), first.tolist(), upto.tolist(), strict=True):
-            cold = self._stores.table.cold(row)
-            keys = cold.keys
-            for depth in range(len(keys), end):
-                parent = keys[-1] if keys else root_key(cold.salt)
-                at = start + (depth - begin) * size
-                keys.append(block_key(parent, raw[at : at + size]))
-            hashed += keys[begin:end]
-            start += (end - begin) * size
-        return hashed
-
-    def _publish_row(self, row: int, upto: int) -> None:
-        table, pool, size = self._stores.table, self._stores.pool, self._stores.config.block_size
-        cold, first = table.cold(row), int(table.published_blocks[row])
-        prefix = Prefix(int(table.prefix_block[row]), int(table.prefix_name[row]))
-        if not pool.index.is_alive(prefix):
-            # It continued another row's publication, which is gone; its own blocks take over
-            prefix, first = pool.index.root(cold.salt), 0
-        ids = table.ids(row)
-        extend_keys(cold.keys, cold.salt, ids, size, upto)
-        end = pool.publish(
-            prefix,
-            cold.keys[first:upto],
-            ids[first * size : upto * size].reshape(-1, size),
-            table.blocks(row)[first:upto].tolist(),
-        )
-        table.prefix_block[row], table.prefix_name[row] = end
-        table.published_blocks[row] = upto

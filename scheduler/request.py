@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -38,7 +39,7 @@ class Arrival:
     credit: int | None = None  # tokens the reader takes, over all choices; None: without limit
     deadline_s: float = float("inf")  # on the clock of `Scheduler.step`
     may_swap: bool = True
-    may_recompute: bool = True
+    may_recompute: bool = True  # False: only if it can be swapped instead
 
     @property
     def requests(self) -> range:
@@ -65,6 +66,7 @@ class Arrival:
         if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
             raise Refused(f"there are more than {MAX_STOP_TOKEN_IDS} stop token ids")
         self._check_choices(max_num_seqs)
+        self._check_numbers()
 
     def _check_choices(self, max_num_seqs: int) -> None:
         if not 1 <= self.n <= max_num_seqs:
@@ -75,6 +77,18 @@ class Arrival:
             raise Refused(
                 f"a credit of {self.credit} does not give each of {self.n} choices a token"
             )
+
+    def _check_numbers(self) -> None:
+        """What the table's columns can hold."""
+        for name, number, bits in (
+            ("priority", self.priority, 63),
+            ("credit", self.credit or 0, 62),
+            *(("stop token id", token, 31) for token in self.stop_token_ids),
+        ):
+            if not -(1 << bits) <= number < 1 << bits:
+                raise Refused(f"{name} {number} is no number of {bits + 1} bits")
+        if math.isnan(self.deadline_s):
+            raise Refused("the deadline is no time")
 
 
 class HostCopy(NamedTuple):

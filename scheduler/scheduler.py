@@ -20,7 +20,7 @@ from cadenza.scheduler.decisions import Arrived, Decision, RefusedArrival, Stall
 from cadenza.scheduler.plan import StepOutcome, StepPlan
 from cadenza.scheduler.planning import PlanBuilder
 from cadenza.scheduler.preemption import Preemption
-from cadenza.scheduler.reaping import Ended, Reaper
+from cadenza.scheduler.reaping import Departure, Ended, Reaper
 from cadenza.scheduler.report import Statistics, StepReport, StepResult
 from cadenza.scheduler.request import Arrival, Refused
 from cadenza.scheduler.states import FinishReason
@@ -43,7 +43,7 @@ class Scheduler:
         self._reaper = Reaper(self._stores)
         self._preemption = Preemption(self._stores)
         self._admission = Admission(self._stores, self._preemption)
-        self._leaving: list[tuple[int, FinishReason]] = []  # for the next reap
+        self._leaving: list[Departure] = []  # for the next reap
         self._forced: list[tuple[int, bool]] = []  # to preempt in the next step; True: swap
         self._planned: tuple[StepPlan, Rows] | None = None
         self._earliest_deadline_s = _NEVER  # no deadline is earlier; one so early may be gone
@@ -88,7 +88,7 @@ class Scheduler:
             stores.log.append(RefusedArrival(*when, str(refusal)))
             raise
         row = stores.table.add(arrival, now_s)
-        stores.table.credit[row] = stores.credits.open(arrival.credit)
+        stores.table.credit[row] = stores.credits.open(arrival.credit, arrival.requests)
         stores.follow(row)
         self._earliest_deadline_s = min(self._earliest_deadline_s, arrival.deadline_s)
         cached = int(stores.table.cached_tokens[row])
@@ -101,20 +101,27 @@ class Scheduler:
 
         Its blocks return in the reap of the next step. Idempotent; unknown requests are ignored.
         """
-        self._leave(request, FinishReason.ABORTED)
+        self._leave(Departure(request, FinishReason.ABORTED))
 
-    def finish(self, request: int) -> None:
-        """Let a choice go because the front found a stop string: a normal end, otherwise `drop`."""
-        self._leave(request, FinishReason.STOPPED)
+    def finish(self, request: int, tokens_kept: int | None = None) -> None:
+        """Let a choice go because the front found a stop string: a normal end, otherwise `drop`.
+
+        `tokens_kept` is its true length, which policies and the log learn; None: as generated.
+        """
+        self._leave(Departure(request, FinishReason.STOPPED, tokens_kept))
 
     def grant(self, request: int, tokens: int) -> None:
-        """The reader of the request takes `tokens` more, over all its choices."""
-        row = self._stores.table.row_of(request)
-        if row is not None:
-            self._stores.credits.grant(int(self._stores.table.credit[row]), tokens)
+        """The reader takes `tokens` more, over all choices that arrived with the request.
+
+        The request itself may have ended, as long as one of the others goes on.
+        """
+        self._stores.credits.grant(self._stores.credits.slot_of(request), tokens)
 
     def set_deadline(self, request: int, deadline_s: float) -> None:
-        """End the request at another time; +inf: never."""
+        """End the request at another time; +inf: never.
+
+        Until their prompt is computed, all choices of a request share one deadline.
+        """
         row = self._stores.table.row_of(request)
         if row is not None:
             self._stores.table.deadline_s[row] = deadline_s
@@ -229,9 +236,9 @@ class Scheduler:
             block_size=self.config.block_size,
         )
 
-    def _leave(self, request: int, reason: FinishReason) -> None:
-        if request in self._stores.table:
-            self._leaving.append((request, reason))
+    def _leave(self, departure: Departure) -> None:
+        if departure.request in self._stores.table:
+            self._leaving.append(departure)
 
     def _fail_head(self, now_s: float) -> Ended:
         """The watchdog: nothing moved for too long, so the first in line fails and is told."""
@@ -263,7 +270,7 @@ class Scheduler:
             free_blocks=counts.free,
             cached_blocks=counts.cached,
             total_blocks=self.config.num_blocks,
-            free_host_blocks=stores.host.num_free,
+            free_host_blocks=stores.host.num_unused,
             total_host_blocks=self.config.num_host_blocks,
             steps=totals.steps,
             preemptions=totals.preemptions,

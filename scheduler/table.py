@@ -57,7 +57,7 @@ class RequestTable(Columns):
         return request in self._row_of
 
     def __iter__(self) -> Iterator[int]:
-        """Rows in use, in order of arrival."""
+        """Rows in use."""
         return iter(self._cold)
 
     @property
@@ -142,6 +142,7 @@ class RequestTable(Columns):
         self.blocks_held[row] = len(blocks)
         self.computed_tokens[row] = computed
         self.shares_tail[row] = False
+        self.overtakes[row] = 0
         if self.admission[row] < 0:
             self.admission[row] = self._admissions
             self._admissions += len(cold.choices)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -56,7 +56,7 @@ def eviction_order(
 
 
 def just_enough(
-    tables: Sequence[Blocks],
+    tables: Iterable[Blocks],
     growth: Counts,
     seats: Sequence[int],
     shortage: Shortage,
@@ -77,10 +77,12 @@ def just_enough(
     """
     left = references.copy()
     chosen: list[int] = []
+    taken: list[Blocks] = []
     blocks_gained = seats_gained = 0
     for index, table in enumerate(tables):
         if blocks_gained >= shortage.blocks and seats_gained >= shortage.seats:
             break
+        taken.append(table)
         left[table] -= 1
         blocks_gained += int((left[table] == 0).sum() + growth[index])
         seats_gained += seats[index]
@@ -88,7 +90,7 @@ def just_enough(
     if blocks_gained < shortage.blocks or seats_gained < shortage.seats:
         return np.empty(0, dtype=np.intp)
     for index in reversed(chosen[:-1]):
-        table = tables[index]
+        table = taken[index]
         blocks = blocks_gained - int((left[table] == 0).sum() + growth[index])
         if blocks >= shortage.blocks and seats_gained - seats[index] >= shortage.seats:
             left[table] += 1

@@ -7,6 +7,7 @@ found, to the row. A step then costs nothing for rows whose prefix stays as it i
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import TypeVar
 
 import numpy as np
@@ -18,6 +19,7 @@ from cadenza.scheduler.table import RequestTable
 Key = TypeVar("Key", int, BlockKey)
 
 _NO_KEY = 0
+_NOTHING: Blocks = np.empty(0, dtype=np.int32)
 
 
 class WaitingPrefixes:
@@ -30,6 +32,7 @@ class WaitingPrefixes:
         self._ending: dict[int, dict[int, None]] = {}  # block -> rows whose prefix ends there
         self._wanted: dict[BlockKey, dict[int, None]] = {}  # key -> rows that lack it first
         self._passing = np.zeros(len(index.names), dtype=np.int64)  # rows through each block
+        self._gone = np.zeros(len(index.names), dtype=bool)  # all False between calls
         index.watcher = self
 
     def __contains__(self, row: int) -> bool:
@@ -39,12 +42,16 @@ class WaitingPrefixes:
         """Follow a waiting row; its keys are hashed now, so that no step has to."""
         cold = self._table.cold(row)
         extend_keys(cold.keys, cold.salt, cold.tokens, self._table.block_size, self._most(row))
-        self._follow(row, self._match(row, np.empty(0, dtype=np.int32)))
+        self._found[row] = _NOTHING
+        found = self._continuation(row)
+        self._set_end(row, found)
+        self._passing[found] += 1
 
     def remove(self, row: int) -> None:
         """Follow the row no longer, if it was followed."""
         if row in self._found:
-            self._leave(row)
+            self._forget_end(row)
+            self._passing[self._found.pop(row)] -= 1
             self._table.cached_tokens[row] = 0
             self._table.next_block_key[row] = _NO_KEY
 
@@ -58,43 +65,54 @@ class WaitingPrefixes:
             return
         for key in [key for key in keys if key in self._wanted]:
             for row in list(self._wanted.get(key, ())):
-                found = self._match(row, self._found[row])
-                if len(found) > len(self._found[row]):
-                    self._leave(row)
-                    self._follow(row, found)
+                more = self._continuation(row)
+                if len(more):
+                    self._move_end(row, np.concatenate((self._found[row], more)))
+                    self._passing[more] += 1
 
     def on_unpublished(self, blocks: Blocks) -> None:
         """Rows whose prefix went through one of the blocks fall back to what comes before it."""
-        for block in blocks[self._passing[blocks] > 0].tolist():
-            for row in self._rows_through(block):
-                found = self._leave(row)
-                self._follow(row, found[: int((found == block).argmax())])
+        gone = blocks[self._passing[blocks] > 0]
+        if not len(gone):
+            return
+        self._gone[gone] = True
+        # Blocks age from their rows' ends, so that mostly the prefixes end with what is evicted
+        ending = [row for block in gone.tolist() for row in self._ending.get(block, ())]
+        self._cut(ending)
+        if self._passing[gone].any():
+            self._cut([row for row, found in self._found.items() if self._gone[found].any()])
+        self._gone[gone] = False
 
-    def _rows_through(self, block: int) -> list[int]:
-        """Blocks age from their rows' ends, so that mostly the prefix ends with the block."""
-        rows = list(self._ending.get(block, ()))
-        if len(rows) < self._passing[block]:
-            rows = [row for row, found in self._found.items() if (found == block).any()]
-        return rows
+    def _cut(self, rows: list[int]) -> None:
+        """Shorten the prefixes of these rows to what comes before the first block that is gone."""
+        for row in rows:
+            found = self._found[row]
+            kept = int(self._gone[found].argmax())
+            self._passing[found[kept:]] -= 1
+            self._move_end(row, found[:kept])
 
     def _most(self, row: int) -> int:
         """Blocks that a match may use at most: one token is always left to compute."""
         return (int(self._table.num_tokens[row]) - 1) // self._table.block_size
 
-    def _match(self, row: int, found: Blocks) -> Blocks:
-        """`found`, and what continues it now."""
+    def _continuation(self, row: int) -> Blocks:
+        """The blocks that continue what the row has found, as far as there are any now."""
         cold, most, size = self._table.cold(row), self._most(row), self._table.block_size
+        found = self._found[row]
         known = len(found)
         prefix = self._index.end(self._index.root(cold.salt), found)
         tokens = cold.tokens[known * size : most * size].reshape(-1, size)
-        more = self._index.match(prefix, cold.keys[known:most], tokens)
-        return np.concatenate((found, more)) if known else more
+        return self._index.match(prefix, islice(cold.keys, known, most), tokens)
 
-    def _follow(self, row: int, found: Blocks) -> None:
+    def _move_end(self, row: int, found: Blocks) -> None:
+        """Let the prefix of a followed row be `found`; the caller counts who passes a block."""
+        self._forget_end(row)
+        self._set_end(row, found)
+
+    def _set_end(self, row: int, found: Blocks) -> None:
         self._found[row] = found
         self._table.cached_tokens[row] = len(found) * self._table.block_size
         if len(found):
-            self._passing[found] += 1
             self._ending.setdefault(int(found[-1]), {})[row] = None
         if len(found) < self._most(row):
             key = self._table.cold(row).keys[len(found)]
@@ -103,21 +121,33 @@ class WaitingPrefixes:
         else:
             self._table.next_block_key[row] = _NO_KEY
 
-    def _leave(self, row: int) -> Blocks:
-        found = self._found.pop(row)
+    def _forget_end(self, row: int) -> None:
+        found = self._found[row]
         if len(found):
-            self._passing[found] -= 1
             _discard(self._ending, int(found[-1]), row)
         if len(found) < self._most(row):
             _discard(self._wanted, self._table.cold(row).keys[len(found)], row)
-        return found
 
     def check(self) -> None:
-        """Match every followed row anew; raises AssertionError where a column is stale."""
-        for row, found in self._found.items():
-            anew = self._match(row, np.empty(0, dtype=np.int32))
+        """Match every followed row anew; raises AssertionError where anything is stale."""
+        passing = np.zeros_like(self._passing)
+        wanted: dict[BlockKey, set[int]] = {}
+        ending: dict[int, set[int]] = {}
+        for row, found in list(self._found.items()):
+            self._found[row] = _NOTHING
+            anew = self._continuation(row)
+            self._found[row] = found
             assert np.array_equal(anew, found), f"row {row} has another cached prefix than it says"
             assert self._table.cached_tokens[row] == len(found) * self._table.block_size
+            passing[found] += 1
+            if len(found):
+                ending.setdefault(int(found[-1]), set()).add(row)
+            if len(found) < self._most(row):
+                wanted.setdefault(self._table.cold(row).keys[len(found)], set()).add(row)
+        assert np.array_equal(passing, self._passing), "the rows through a block are miscounted"
+        assert {key: set(rows) for key, rows in self._wanted.items()} == wanted
+        assert {block: set(rows) for block, rows in self._ending.items()} == ending
+        assert not self._gone.any()
 
 
 def _discard(rows_by: dict[Key, dict[int, None]], key: Key, row: int) -> None:

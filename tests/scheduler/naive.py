@@ -115,11 +115,11 @@ class NaiveScheduler:
         self.leaving = []
 
     def admit(self, prefills: list[Row]) -> None:
-        seats_free, considered = self.seats - len(self.running), 0
+        most, considered = self.seats - len(self.running) + 16, 0
         for row in sorted(self.waiting, key=lambda each: each.priority):
             tokens = self.budget - (len(self.running) - len(prefills))
             promised = sum(min(other.remaining, self.size) for other in prefills)
-            if len(self.running) == self.seats or considered == seats_free or promised >= tokens:
+            if len(self.running) == self.seats or considered == most or promised >= tokens:
                 return
             considered += 1
             hits: list[Block] = []

@@ -1,6 +1,7 @@
 """The plan: every array of a step that decodes, prefills, and samples for several choices."""
 
 import numpy as np
+import pytest
 
 from cadenza.policies.profile import Profile
 from cadenza.testing import Driver, oracle
@@ -55,6 +56,24 @@ def test_samples_are_of_rows_that_are_complete_and_of_each_choice():
     seats = plan.sample_seats.tolist()
     assert len(set(seats)) == 4
     assert [seats[0], seats[1]] == [plan.seats[0], plan.seats[2]]
+
+
+@pytest.mark.parametrize(("length", "chunks"), [(11, [11]), (12, [11, 1]), (13, [11, 2])])
+def test_a_row_draws_when_the_very_last_token_of_its_prompt_is_computed(
+    length: int, chunks: list[int]
+):
+    driver = Driver(max_num_batched_tokens=11, max_num_seqs=2)
+    driver.add(1, list(range(1, 1 + length)), max_tokens=1)
+    computed, drawn = [], []
+    while not driver.ends:
+        driver.step()
+        if driver.plan is not None:
+            computed += driver.plan.num_new.tolist()
+            drawn.append(driver.plan.samples.tolist())
+
+    assert computed == chunks
+    assert drawn == [[]] * (len(chunks) - 1) + [[0]]
+    assert driver.tokens[1] == oracle(list(range(1, 1 + length)), 1)
 
 
 def test_seats_are_announced_once_with_all_that_is_known():

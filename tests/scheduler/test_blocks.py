@@ -234,7 +234,7 @@ def test_a_forgotten_block_is_not_found_and_becomes_free():
     pool = pool_of(1)
     blocks = published(pool, A)
 
-    pool.forget(blocks)
+    pool.distrust(blocks)
     pool.release(blocks)
 
     assert match(pool, A) == []
@@ -260,7 +260,7 @@ def test_an_unheld_block_that_is_in_the_way_of_a_new_publication_is_free_at_once
     pool = pool_of(4)
     old = published(pool, A, B)
     pool.release(old[1:])
-    pool.forget(old[:1])
+    pool.distrust(old[:1])
     assert pool.counts == BlockCounts(free=2, cached=1, held=1)
 
     new = published(pool, A, B)
@@ -315,7 +315,7 @@ def test_random_operations_keep_the_pool_whole(seed: int):
                 pool.pin(array(hits))
                 tables.append(array(hits))
             case 4 if tables:
-                pool.forget(chance.choice(tables))
+                pool.distrust(chance.choice(tables))
             case 5 if chance.random() < 0.2:
                 pool.reset_cache()
         pool.check(tables)

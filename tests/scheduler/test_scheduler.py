@@ -226,7 +226,8 @@ def test_what_a_failed_row_computed_is_never_found_again():
     assert driver.tokens[3] == oracle(prompt, 4)
 
 
-def test_what_a_failed_row_had_found_stays_findable():
+def test_what_a_failed_row_held_is_never_found_again():
+    """Not even what it had found itself, and although others still hold and publish after it."""
     driver = Driver()
     prompt = list(range(1, 14))
     driver.add(1, prompt, max_tokens=40)
@@ -236,11 +237,98 @@ def test_what_a_failed_row_had_found_stays_findable():
     driver.runner.fail = {2}
     driver.step()
     driver.step()
+    for _ in range(6):  # 1 fills a block of its own meanwhile
+        driver.step()
     driver.add(3, prompt)
+    for _ in range(3):
+        driver.step()
+    driver.add(4, prompt)
     driver.step()
 
     assert driver.ends == {2: FinishReason.FAILED}
-    assert driver.cached == {1: 0, 2: 12, 3: 12}
+    assert driver.cached == {1: 0, 2: 12, 3: 0, 4: 12}
+
+
+def test_a_failed_row_does_not_find_its_own_blocks_after_a_preemption():
+    driver = Driver(max_num_batched_tokens=16)
+    prompt = list(range(1, 41))
+    driver.add(1, prompt)
+    driver.step()
+    driver.step()
+    driver.scheduler.preempt(1, swap=False)
+    driver.runner.fail = {1}
+    driver.run()
+    driver.add(2, prompt)
+    driver.step()
+
+    assert driver.ends[1] is FinishReason.FAILED
+    assert driver.cached[2] == 0
+
+
+def test_nothing_computed_before_a_reset_is_found_after_it():
+    driver = Driver()
+    prompt = list(range(1, 14))
+    driver.add(1, prompt, max_tokens=40)
+    for _ in range(3):
+        driver.step()
+    driver.scheduler.reset_prefix_cache()
+    for _ in range(8):
+        driver.step()
+    driver.add(2, prompt)
+    driver.step()
+
+    assert driver.cached == {1: 0, 2: 0}
+    driver.run()
+    assert driver.tokens[2] == oracle(prompt, 4)
+
+
+def test_a_grant_reaches_the_stream_although_the_choice_that_it_names_has_ended():
+    driver = Driver()
+    driver.add(1, [1, 2, 3], max_tokens=8, n=2, credit=4)
+    driver.step()
+    driver.scheduler.drop(1)
+    for _ in range(6):
+        driver.step()
+    assert not driver.scheduler.has_work
+
+    driver.scheduler.grant(1, 100)
+    driver.run()
+
+    assert driver.tokens[2] == oracle([1, 2, 3], 8, choice=1)
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"priority": 1 << 63},
+        {"credit": 1 << 62},
+        {"stop_token_ids": frozenset({1 << 31})},
+        {"deadline_s": float("nan")},
+    ],
+)
+def test_a_number_that_no_column_holds_is_refused_and_leaves_nothing(field: dict[str, object]):
+    driver = Driver()
+
+    with pytest.raises(Refused):
+        driver.add(1, [1, 2], **field)
+
+    assert not driver.scheduler.has_unfinished
+    driver.step()
+
+
+def test_a_reservation_for_one_that_is_passed_over_does_not_keep_others_out():
+    driver = Driver(
+        Profile({"reserve_blocks": "no-evict"}),
+        num_blocks=16,
+        max_num_seqs=4,
+        max_num_batched_tokens=8,
+    )
+    driver.add(1, [1] * 20, max_tokens=4)
+    driver.add(2, [2] * 10, max_tokens=30)  # too long to prefill beside the first
+    driver.add(3, [3], max_tokens=1)
+    driver.step()
+
+    assert driver.admitted == [1, 3]
 
 
 @pytest.mark.parametrize("at_step", range(9))
