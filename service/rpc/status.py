@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import timedelta
 from typing import Any, Never
 
@@ -23,12 +24,19 @@ PUSHBACK = "grpc-retry-pushback-ms"  # the key that gRPC's own retry policy read
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: RequestError) -> Never:
-    """End the call with the error's status and rich details. Always raises `AbortError`."""
+    """End the call with the error's status and rich details.
+
+    Always raises: `AbortError`, or CancelledError where gRPC was about to cancel the call anyway,
+    because the client is gone or the deadline has passed.
+    """
     status = rpc_status.to_status(to_proto(error))
     metadata = list(status.trailing_metadata)
     if is_retryable(error) and error.retry_after_s is not None:
         metadata.append((PUSHBACK, str(round(error.retry_after_s * 1000))))
-    await context.abort(status.code, status.details, tuple(metadata))
+    try:
+        await context.abort(status.code, status.details, tuple(metadata))
+    except grpc.aio.InternalError as gone:
+        raise asyncio.CancelledError from gone
 
 
 def failed(request_id: str, error: RequestError) -> pb.Event:

@@ -8,6 +8,7 @@ import grpc
 import pytest
 from structlog.testing import capture_logs
 
+from cadenza.service.errors import DeadlineExceeded
 from cadenza.service.rpc.servicer import GenerationServicer
 
 
@@ -25,6 +26,7 @@ class GoneClient:
 
     async def abort(self, *arguments: object) -> None:
         self.aborts.append(arguments)
+        raise grpc.aio.InternalError
 
 
 async def test_a_write_to_a_client_that_is_gone_ends_as_a_cancel(generator, request_of):
@@ -50,3 +52,17 @@ async def test_a_session_with_a_client_that_is_gone_ends_as_a_cancel(generator, 
     assert generator.generations["a"].cancelled.is_set()
     assert logs == []
     assert context.aborts == []
+
+
+@pytest.mark.parametrize("error", [DeadlineExceeded(), ValueError("a bug")])
+async def test_a_client_that_is_gone_before_it_is_told_of_a_failure_ends_as_a_cancel(
+    generator, request_of, error
+):
+    generator.errors["a"] = error
+    context = GoneClient()
+    request = request_of("a").SerializeToString()
+    with capture_logs() as logs, pytest.raises(asyncio.CancelledError):
+        await GenerationServicer(generator).generate(request, context)
+
+    assert len(context.aborts) == 1
+    assert [log["event"] for log in logs] == ["call_failed"] * isinstance(error, ValueError)
