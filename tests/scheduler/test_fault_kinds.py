@@ -460,6 +460,30 @@ def test_an_evicted_block_is_never_found_under_its_old_key():
         assert driver.tokens[request] == oracle(prompt, 3)
 
 
+def test_siblings_of_a_failed_choice_publish_the_blocks_that_they_share_once():
+    """In one step with two others that computed the same blocks, so that one of those gives way."""
+    driver = Driver(max_num_batched_tokens=64)
+    prompt, other = list(range(1, 13)), list(range(100, 112))
+    driver.runner.fail = {1}
+    driver.add(0, prompt, n=3)
+    driver.step()
+    driver.add(3, other)
+    driver.add(4, other)
+
+    driver.run()
+
+    assert driver.ends[1] is FinishReason.FAILED
+    assert driver.tokens == {
+        0: oracle(prompt, 4, 0),
+        2: oracle(prompt, 4, 2),
+        3: oracle(other, 4),
+        4: oracle(other, 4),
+    }
+    driver.add(5, [*prompt, 7, 7])
+    driver.step()
+    assert driver.cached[5] == 12
+
+
 @pytest.mark.parametrize("length", [16, 32, 48])
 def test_a_prompt_of_whole_blocks_that_are_all_cached_still_computes_its_last_token(length: int):
     driver = Driver(num_blocks=8, block_size=16, max_model_len=64)
