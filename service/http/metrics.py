@@ -94,6 +94,10 @@ class _Collector(Collector):
                 "Records of decisions that the engine had no room for.",
                 counters.decisions_lost,
             ),
+            "policy_faults": (
+                "Decisions that a policy failed to take: the default took them.",
+                counters.policy_faults,
+            ),
             "timeline_records_dropped": (
                 "Records of decisions that timelines had no room for.",
                 self._generator.num_records_dropped,

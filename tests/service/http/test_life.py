@@ -346,6 +346,7 @@ def test_metrics_tell_what_preemptions_cost(run, serve):
                 "swaps": 5,
                 "recomputed_tokens": 70,
                 "decisions_lost": 4,
+                "policy_faults": 6,
             }
             await served.http.post(COMPLETIONS, json={"prompt": "x", "max_tokens": 1})
             before = await metrics_of(served)
@@ -366,6 +367,7 @@ def test_metrics_tell_what_preemptions_cost(run, serve):
                 ("num_preemptions_by_kind_total", "recompute"): 4,
                 ("recomputed_tokens_total", ""): 70,
                 ("decisions_lost_total", ""): 4,
+                ("policy_faults_total", ""): 6,
                 ("timeline_records_dropped_total", ""): 0,
             }
             for name, value in gauges.items():
