@@ -54,6 +54,7 @@ class _Collector(Collector):
         # What the engine says, not what the front believes: a row that only the front forgot shows.
         # A dead engine says nothing more, and holds nothing.
         alive = engine.failure is None
+        limits = engine.limits
         held = counters.total_blocks - counters.free_blocks - counters.cached_blocks
         held_by_host = counters.total_host_blocks - counters.free_host_blocks
         gauges = {
@@ -70,7 +71,10 @@ class _Collector(Collector):
                 _share(held_by_host, counters.total_host_blocks),
             ),
             "num_host_blocks_used": ("Host blocks that hold a copy.", held_by_host),
-            "num_host_blocks": ("Host blocks for preempted rows.", counters.total_host_blocks),
+            "num_host_blocks": (
+                "Host blocks for preempted rows.",
+                limits.num_host_blocks if limits else 0,  # known before there is a step
+            ),
         }
         for name, (text, value) in gauges.items():
             yield self._gauge(name, text, alive * value)

@@ -334,6 +334,21 @@ def test_metrics_count_each_request_once_and_return_to_zero(run, serve):
     run(main())
 
 
+def test_the_engines_size_is_known_before_its_first_step(run, serve):
+    async def main():
+        async with serve(ready=False) as served:
+            assert (await metrics_of(served))["cadenza:num_host_blocks", ""] == 0
+            served.front.engine.become_ready()
+            await served.front.client.ready()
+            metrics = await metrics_of(served)
+
+            assert metrics["cadenza:num_host_blocks", ""] == 32
+            assert metrics["cadenza:num_host_blocks_used", ""] == 0
+            assert metrics["cadenza:host_kv_cache_usage_perc", ""] == 0
+
+    run(main())
+
+
 def test_metrics_tell_what_preemptions_cost(run, serve):
     async def main():
         async with serve() as served:
