@@ -7,6 +7,7 @@ itself the decision, not the service: the default decides for this step and `fau
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -105,7 +106,7 @@ class Decisions:
     def _ask(self, hook: str, check: Check, **arguments: Any) -> npt.NDArray[Any]:
         answer = self._try(self._profile.names[hook], hook, check, **arguments)
         if answer is None:
-            return check(self._profile.caller(hook, DEFAULTS[hook])(**arguments))
+            return check(self._call(DEFAULTS[hook], hook, arguments))
         return answer
 
     def _try(
@@ -113,7 +114,7 @@ class Decisions:
     ) -> T | None:
         """What one policy answers; None if it has no opinion, or if it failed."""
         try:
-            answer = self._profile.caller(hook, policy)(**arguments)
+            answer = self._call(policy, hook, arguments)
             return None if answer is None else check(answer)
         except KeyboardInterrupt:
             raise
@@ -121,6 +122,16 @@ class Decisions:
             # The boundary between foreign code and the core: SystemExit too stays here.
             self._count_fault(policy, hook, error)
             return None
+
+    def _call(self, policy: str, hook: str, arguments: dict[str, Any]) -> Any:
+        """Call one policy with costs of its own, as an array's shape can be set by whoever has it.
+
+        Columns are new arrays whenever they are read.
+        """
+        costs = arguments.get("costs")
+        if costs is not None:
+            arguments = {**arguments, "costs": replace(costs)}
+        return self._profile.caller(hook, policy)(**arguments)
 
     def _count_fault(self, policy: str, hook: str, error: BaseException) -> None:
         """Log the first fault of each policy in each hook; a broken one would fill the log."""

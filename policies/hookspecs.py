@@ -7,11 +7,11 @@ of the profile that has it is told, and what it returns is ignored.
 
 For all of them: called from the engine's main thread, between two forward passes, so that every
 request waits while a hook runs; at most once a step, observers excepted. A hook must not block,
-await, write to the views, or keep them. Lower scores come first; for victims, lowest is evicted
-first. NaN is a fault everywhere, -inf wherever a score is wanted. Answers are proposals:
-allocation, reference counts, publishing and eviction stay in the core. When a hook raises, or
-answers with the wrong shape, type or values, the default decides for this step and `policy_faults`
-rises.
+await, or keep the views; an attempt to write to them raises. Lower scores come first; for victims,
+lowest is evicted first. NaN is a fault everywhere, -inf wherever a score is wanted. Answers are
+proposals: allocation, reference counts, publishing and eviction stay in the core. When a hook
+raises, or answers with the wrong shape, type or values, the default decides for this step and
+`policy_faults` rises.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Read-only views that hooks are given. A hook must not keep them after it returns."""
+"""Read-only views that hooks are given. A hook must not keep them after it returns.
+
+What a hook sees as an array has its memory in a `bytes` object. A mere flag on an array that owns
+its memory, or on its base, can be set back.
+"""
 
 from __future__ import annotations
 
@@ -25,18 +29,18 @@ class RequestColumns:
     def __init__(self, columns: Mapping[str, npt.NDArray[Any]], rows: npt.NDArray[np.intp]) -> None:
         self._columns = columns
         self._rows = rows
-        self._gathered: dict[str, npt.NDArray[Any]] = {}
+        self._gathered: dict[str, bytes] = {}
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def _gather(self, name: str) -> npt.NDArray[Any]:
-        column = self._gathered.get(name)
-        if column is None:
-            column = self._columns[name][self._rows]
-            column.flags.writeable = False
-            self._gathered[name] = column
-        return column
+        column = self._columns[name]
+        memory = self._gathered.get(name)
+        if memory is None:
+            memory = self._gathered[name] = column[self._rows].tobytes()
+        # A new array each time, since the shape of one that cannot be written can be set
+        return np.frombuffer(memory, column.dtype)
 
     @property
     def request(self) -> IntArray:
@@ -162,3 +166,8 @@ class PreemptionCosts:
     swap_blocks: IntArray  # held alone: to copy out, and later in
     swap_s: FloatArray  # seconds of the engine's time for both ways; +inf: it cannot be swapped
     free_host_blocks: int  # 0: nobody can be swapped
+
+    def __post_init__(self) -> None:
+        for name in ("recompute_tokens", "recompute_s", "swap_blocks", "swap_s"):
+            costs = getattr(self, name)
+            object.__setattr__(self, name, np.frombuffer(costs.tobytes(), costs.dtype))
