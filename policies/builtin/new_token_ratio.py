@@ -11,17 +11,18 @@ INITIAL_RATIO = 0.7
 FLOOR_RATIO = 0.1  # 0.14 of the initial ratio
 DECAY_STEPS = 600  # from the initial ratio to the floor
 MAX_LOOKAHEAD = 4096  # tokens of one request that are looked at
-STEPS_AFTER_PREEMPTION = 20  # tokens each running request should get before the next preemption
+STEPS_AFTER_PREEMPTION = 20  # tokens that each request should get before the next preemption
 
 
 class NewTokenRatio:
     """Keep `ratio * min(max_tokens - generated, MAX_LOOKAHEAD)` tokens free for every request.
 
     The ratio falls linearly while nobody is preempted. A preemption raises it to
-    `(generated + STEPS_AFTER_PREEMPTION * n) / max_tokens`, summed over the n running requests and
-    at most 1. It starts afresh when nothing runs, as what was learned belongs to a load that is
-    over. The rule is SGLang's; unlike it, a preemption never lowers the ratio, and a candidate is
-    charged the same share as those who run, not all of its `max_tokens`.
+    `(generated + STEPS_AFTER_PREEMPTION * n) / max_tokens`, summed over the n requests with a seat
+    and at most 1. Parked ones count as well, since they may go on. When the policy is asked while
+    nothing runs, parked requests or none, the ratio starts afresh: what was learned belongs to a
+    load that is over. The rule is SGLang's; unlike it, a preemption never lowers the ratio, and a
+    candidate is charged the same share as those who run, not all of its `max_tokens`.
     """
 
     name = "new-token-ratio"
@@ -47,7 +48,7 @@ class NewTokenRatio:
         return growth
 
     def _learn(self, running: RequestColumns, step: StepView) -> None:
-        if not len(running):
+        if running.parked.all():
             self.ratio = INITIAL_RATIO
         elif step.preemptions > self._preemptions:
             wanted = running.generated_tokens.sum() + STEPS_AFTER_PREEMPTION * len(running)

@@ -75,6 +75,30 @@ def test_the_ratio_starts_afresh_when_nothing_runs():
     assert policy.ratio == INITIAL_RATIO
 
 
+def two(parked: list[bool]) -> RequestColumns:
+    return columns(max_tokens=[100, 100], generated_tokens=[75, 75], parked=parked)
+
+
+def test_the_ratio_starts_afresh_when_all_are_parked_but_not_while_one_runs():
+    policy = NewTokenRatio()
+    policy.reserve_blocks(two([False, False]), NOBODY, replace(STEP, preemptions=1))
+    policy.reserve_blocks(two([True, False]), NOBODY, replace(STEP, preemptions=1))
+    assert policy.ratio == pytest.approx(0.95)
+
+    policy.reserve_blocks(two([True, True]), NOBODY, replace(STEP, preemptions=1))
+    assert policy.ratio == INITIAL_RATIO
+
+
+def test_the_ratio_keeps_room_for_parked_requests_and_learns_from_them():
+    policy = NewTokenRatio()
+
+    kept = policy.reserve_blocks(two([True, False]), NOBODY, STEP)
+    policy.reserve_blocks(two([True, False]), NOBODY, replace(STEP, preemptions=1))
+
+    assert kept.tolist() == [4]  # 0.7 * (25 + 25) tokens
+    assert policy.ratio == pytest.approx(0.95)  # (75 + 75 + 2 * 20) / (100 + 100)
+
+
 def test_preemptions_before_an_idle_time_do_not_count_after_it():
     policy = NewTokenRatio()
     late = columns(max_tokens=[100], generated_tokens=[75])

@@ -20,10 +20,12 @@ STEP = StepView(
 
 
 def columns(**values: list[Any]) -> RequestColumns:
-    """These columns; one choice each unless they say otherwise."""
+    """These columns; one choice each, and nobody parked, unless they say otherwise."""
     arrays = {name: np.array(column) for name, column in values.items()}
-    arrays.setdefault("choices", np.ones(len(next(iter(arrays.values()))), dtype=np.int64))
-    return RequestColumns(arrays, np.arange(len(next(iter(arrays.values())))))
+    num = len(next(iter(arrays.values())))
+    arrays.setdefault("choices", np.ones(num, dtype=np.int64))
+    arrays.setdefault("parked", np.zeros(num, dtype=bool))
+    return RequestColumns(arrays, np.arange(num))
 
 
 def requests(
