@@ -31,12 +31,14 @@ from cadenza.policies.views import (
 def order_admissions(waiting: RequestColumns, step: StepView) -> FloatArray | None:
     """Score the waiting requests; the lowest score is admitted first.
 
-    Called when at least one request waits, a seat is free, and the running requests have the
-    memory that they need. Return one float per waiting request; +inf keeps a request out of this
-    step, unless a guard marks it or nothing runs and everybody is kept out. Ties keep arrival
-    order. The scan ends at the first request that lacks memory; one whose prefill is too long for
-    this step's tokens is passed over, unless it is starving. Default: arrival order. Stops at the
-    first answer.
+    Called when a request waits whose reader takes tokens, the running requests have the memory
+    that they need, and a seat is free or may become so: a parked request holds it, or the profile
+    chose a displacement policy. Return one float per waiting request; +inf keeps a request out of
+    this step, unless a guard marks it or nothing runs and everybody is kept out. Ties keep arrival
+    order. The scan ends at the first request that lacks blocks or seats and for which nobody makes
+    room, at a starving one whose prefill is too long for what is left of this step's tokens, and
+    when these are used up. Any other that lacks tokens, the step's or its reader's, is passed over.
+    Default: arrival order. Stops at the first answer.
     """
 
 
@@ -46,24 +48,29 @@ def reserve_blocks(
 ) -> IntArray | None:
     """Say how many blocks must stay free for growth if candidates enter.
 
-    Called after `order_admissions`, so only when somebody may enter, with at most as many
-    candidates as seats are free, in admission order. Return len(candidates) + 1 whole numbers,
-    none negative: candidate k (from 1) enters only if element k, and the watermark on top of it,
-    is still free once the first k candidates hold their blocks. Element 0 is what the running
-    requests alone want. For a candidate with several choices the core keeps their first own blocks
-    besides. Waived for whoever enters while nothing runs. Default: adaptive new-token ratio. Stops
-    at the first answer.
+    Called after `order_admissions`. `running` are all requests with a seat, the parked ones among
+    them, which may go on at any time. `candidates` are in admission order, none if all were kept
+    out, and at most as many as seats are free or held by parked requests, and one more if the
+    profile chose a displacement policy. Return len(candidates) + 1 whole numbers, none negative:
+    candidate k (from 1) enters only if element k, and the watermark on top of it, is still free
+    once the first k candidates hold their blocks. Element 0 is what those with a seat want alone.
+    For a candidate with several choices the core keeps their first own blocks besides. Waived,
+    with the watermark, for whoever enters while nothing runs or all are parked; for one that
+    displaces others the answer is waived, and the watermark is not. Default: adaptive new-token
+    ratio. Stops at the first answer.
     """
 
 
 @hookspec(firstresult=True)
 def select_victims(running: RequestColumns, step: StepView) -> FloatArray | None:
-    """Score the running requests; the lowest score is preempted first.
+    """Score all requests with a seat; the lowest score is preempted first.
 
-    Called when the running requests lack blocks for the tokens they are about to write. Just
-    enough of them are preempted, judged by the blocks they would free together; a score of +inf
-    is a preference like any other, not a refusal. The request that arrived first is taken last
-    whatever its score. Default: newest admission first. Stops at the first answer.
+    Called when the running requests lack blocks for the tokens they are about to write, or when a
+    waiting one may have what parked or displaced ones hold. Just enough of them are preempted,
+    judged by what they would free together; a score of +inf is a preference like any other, not a
+    refusal. Whatever their scores, parked requests are taken first, those that the core protects
+    last, and the oldest that runs after all others. Default: newest admission first. Stops at the
+    first answer.
     """
 
 
@@ -73,9 +80,10 @@ def allow_displacement(
 ) -> FloatArray | None:
     """Say which running requests a waiting one may push out: margins above 0 allow it.
 
-    Called for the first waiting request, in admission order, that lacks a seat or blocks, with the
-    running requests that may be pushed out (none that was admitted in this step, is pinned or was
-    preempted too often), and only under a profile that chose a policy other than the default.
+    Called for the first waiting request, in admission order, that lacks a seat or blocks and would
+    not get them from parked ones alone, with the running requests that may be pushed out (none
+    that was admitted in this step, is pinned or was preempted too often), and only under a profile
+    that chose a policy other than the default.
     `candidate` has one element. Return one float per running request; +inf allows, -inf does not.
     Just enough of those allowed are preempted, the lowest `select_victims` score first, or none if
     all of them together would not make room. Ties in a policy's own key must get no margin, or two

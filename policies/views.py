@@ -131,8 +131,8 @@ class RequestColumns:
     def parked(self) -> BoolArray:
         """Whether the request has a seat but its reader takes no tokens now.
 
-        Of the decisions only `select_victims` and `choose_preemption` see parked requests, which
-        leave before running ones whatever their score.
+        `reserve_blocks`, `select_victims` and `choose_preemption` see parked requests beside those
+        that run. As victims they leave before those, whatever their score.
         """
         return self._gather("parked")
 

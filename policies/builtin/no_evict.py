@@ -16,7 +16,7 @@ class NoEvict:
     full blocks of their prompt. The rule is GUARANTEED_NO_EVICT of TensorRT-LLM, and Orca's. It
     wastes what is never generated: the larger `max_tokens`, the smaller the batch.
 
-    Parked requests are not seen here. One that goes on may still need what others were promised.
+    Parked requests count like running ones, since they may go on at any time.
     """
 
     name = "no-evict"

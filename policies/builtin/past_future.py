@@ -29,7 +29,8 @@ class PastFuture:
 
     Above MAX_HORIZONS different values, r is rounded up to the next of MAX_HORIZONS that are kept:
     never too little, and 1,024 requests beside 1,024 candidates stay under a millisecond.
-    Several choices share the full blocks of their prompt. Parked requests are not seen here.
+    Several choices share the full blocks of their prompt. Parked requests count like running ones,
+    since they may go on at any time.
     """
 
     name = "past-future"

@@ -3,6 +3,7 @@
 import inspect
 
 import numpy as np
+import pytest
 
 from cadenza.policies import PreemptionCosts, RequestColumns, StepView, hookimpl, hookspecs
 from cadenza.policies.builtin import BUILTIN, DEFAULTS
@@ -81,6 +82,72 @@ def test_a_reservation_counts_the_candidate_that_enters():
     driver = driver_with(OnlyOne, "reserve_blocks")
     three_that_over_commit(driver)
 
+    driver.step()
+
+    assert driver.admitted == [0]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "candidates"), [({}, 2), ({"allow_displacement": "strict-priority"}, 3)]
+)
+def test_a_reservation_sees_parked_requests_and_as_many_candidates_as_may_enter(
+    chosen: dict[str, str], candidates: int
+):
+    """Of three seats one is free, one is held by a parked request, and five requests wait."""
+    told: list[tuple[list[bool], int]] = []
+
+    class Watch:
+        @hookimpl
+        def reserve_blocks(
+            self, running: RequestColumns, candidates: RequestColumns, step: StepView
+        ) -> None:
+            told.append((sorted(running.parked.tolist()), len(candidates)))
+
+    profile = Profile({"reserve_blocks": "mine", **chosen}, {**BUILTIN, "mine": Watch})
+    driver = Driver(profile, max_num_seqs=3)
+    driver.add(0, [1, 2], max_tokens=20, credit=1, ignore_eos=True)
+    driver.add(1, [3, 4], max_tokens=20, ignore_eos=True)
+    for _ in range(2):
+        driver.step()
+    for request in range(2, 7):
+        driver.add(request, [5, 6])
+    driver.step()
+
+    assert told[-1] == ([False, True], candidates)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "credit", "asked"),
+    [({}, None, False), ({}, 1, True), ({"allow_displacement": "strict-priority"}, None, True)],
+)
+def test_without_a_free_seat_an_order_is_asked_for_only_if_one_may_become_free(
+    chosen: dict[str, str], credit: int | None, asked: bool
+):
+    orders: list[list[int]] = []
+
+    class Watch:
+        @hookimpl
+        def order_admissions(self, waiting: RequestColumns, step: StepView) -> None:
+            orders.append(waiting.request.tolist())
+
+    profile = Profile({"order_admissions": "mine", **chosen}, {**BUILTIN, "mine": Watch})
+    driver = Driver(profile, max_num_seqs=1)
+    driver.add(0, [1, 2], max_tokens=20, credit=credit, ignore_eos=True)
+    for _ in range(2):
+        driver.step()
+    driver.add(1, [3, 4])
+    orders.clear()
+    driver.step()
+
+    assert orders == ([[1]] if asked else [])
+
+
+def test_the_scan_ends_at_a_request_that_lacks_seats():
+    driver = Driver(max_num_seqs=3)
+    driver.add(0, [1, 2], max_tokens=20, ignore_eos=True)
+    driver.step()
+    driver.add(1, [3, 4], n=3)
+    driver.add(4, [5, 6])
     driver.step()
 
     assert driver.admitted == [0]
