@@ -81,7 +81,7 @@ class Generator:
 
     @property
     def num_records_dropped(self) -> int:
-        """Decisions that `timeline` can tell no more."""
+        """Decisions that are missing in the timelines of generations that are known."""
         return self._timelines.num_dropped
 
     def timeline(self, generation_id: str) -> Timeline | None:
@@ -226,13 +226,17 @@ class Generator:
             engine=self.engine,
             timer=job.timer,
             places=job.places,
-            on_closed=self._open.discard,
+            on_closed=self._close,
         )
         submits = self._submits(job, max_rows)
         generation.launch(submits, self.tokenizer, job.checked.stops)
         self._timelines.begin(generation.id, submits)
         self._open.add(generation)
         return generation
+
+    def _close(self, generation: Generation) -> None:
+        self._open.discard(generation)
+        self._timelines.end(generation.id)
 
     def _submits(self, job: _Job, max_rows: int) -> list[Submit]:
         """One message for all choices, or several where they are more than the engine has seats."""

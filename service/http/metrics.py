@@ -103,7 +103,7 @@ class _Collector(Collector):
                 counters.policy_faults,
             ),
             "timeline_records_dropped": (
-                "Records of decisions that timelines had no room for.",
+                "Records of decisions cut from the timelines of known generations.",
                 self._generator.num_records_dropped,
             ),
         }

@@ -54,7 +54,7 @@ def test_unknown_rows_are_ignored_and_unknown_generations_are_none():
 
 
 def test_the_newest_records_stay_and_the_others_are_counted():
-    timelines = Timelines(max_records=3)
+    timelines = Timelines(max_records_each=3)
     timelines.begin("g", [submit(10, n=2)])
     timelines.add([decision(10 + index % 2, str(index)) for index in range(8)])
 
@@ -68,13 +68,53 @@ def test_the_newest_generations_stay_and_nothing_is_left_of_others():
     for index in range(5):
         timelines.begin(f"g{index}", [submit(10 * index, n=3)])
         timelines.add([decision(10 * index + row) for row in range(3)])
-    timelines.add([decision(0, "finished")])
+        timelines.end(f"g{index}")
+    timelines.add([decision(0, "finished"), decision(30, "finished")])
 
-    assert [timelines.get(f"g{index}") is not None for index in range(5)] == [False] * 3 + [
-        True
-    ] * 2
-    assert timelines.num_dropped == 9
+    assert known(timelines, 5) == [3, 4]
+    assert kinds(timelines.get("g3"))[-1] == (0, "finished")
+    assert timelines.num_dropped == 0, "they grew old"
     assert sorted(timelines._rows) == [30, 31, 32, 40, 41, 42]
+
+
+def known(timelines: Timelines, count: int) -> list[int]:
+    return [index for index in range(count) if timelines.get(f"g{index}") is not None]
+
+
+def test_live_generations_stay_while_any_has_ended():
+    timelines = Timelines(max_generations=3)
+    for index in range(5):
+        timelines.begin(f"g{index}", [submit(index)])
+        if index in (1, 3):
+            timelines.end(f"g{index}")
+            timelines.end(f"g{index}")
+
+    assert known(timelines, 5) == [0, 2, 4]
+    timelines.begin("g5", [submit(5)])
+    assert known(timelines, 6) == [2, 4, 5], "none had ended"
+    timelines.end("g5")
+    timelines.end("nobody")
+    timelines.begin("g6", [submit(6)])
+    assert known(timelines, 7) == [2, 4, 6]
+
+
+def test_all_generations_together_keep_a_bounded_number_of_records():
+    timelines = Timelines(max_records=10, max_records_each=4)
+    for index in range(4):
+        timelines.begin(f"g{index}", [submit(index)])
+    timelines.end("g1")
+    timelines.add([decision(request) for request in (0, 1, 2)] * 3)
+    assert known(timelines, 4) == [0, 1, 2, 3]
+
+    timelines.add([decision(0)] * 9)  # cuts its own, beyond the first of them
+    assert known(timelines, 4) == [0, 1, 2, 3]
+    timelines.add([decision(3)])
+    assert known(timelines, 4) == [0, 2, 3]
+    timelines.add([decision(2), decision(3)])
+    assert known(timelines, 4) == [0, 2, 3]
+    timelines.add([decision(3), decision(0)])
+    assert known(timelines, 4) == [2, 3], "none had ended"
+    assert timelines.num_dropped == 8
 
 
 def test_a_timeline_that_was_read_does_not_change():
@@ -108,6 +148,29 @@ def test_a_generation_has_a_timeline_from_arrival_to_end(run, open_front):
             assert times_s == sorted(times_s)
             assert timeline.records[-1].facts == {"reason": "length"}
             assert front.generator.timeline("nobody") is None
+
+    run(main())
+
+
+def test_a_crowd_of_short_generations_does_not_push_out_a_long_one(run, open_front):
+    async def main():
+        async with open_front() as front:
+            front.generator._timelines.max_generations = 3
+            front.engine.auto = False
+            long = await front.generator.submit(GenerationRequest(text="long"))
+            front.engine.resume()
+            short = [
+                await front.generator.submit(GenerationRequest(text="short", max_tokens=1))
+                for _ in range(2)
+            ]
+            await collect(short[0])
+            short[1].cancel()
+            for _ in range(3):
+                await collect(await front.generator.submit(GenerationRequest(text="x")))
+
+            assert front.generator.timeline(long.id) is not None
+            assert [front.generator.timeline(each.id) for each in short] == [None, None]
+            await collect(long)
 
     run(main())
 
