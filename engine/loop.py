@@ -107,9 +107,9 @@ class EngineLoop:
             case Cancel(request):
                 self._submits.pop(request, None)
                 scheduler.drop(request)
-            case Finish(request):
+            case Finish(request, tokens_kept):
                 self._submits.pop(request, None)
-                scheduler.finish(request)
+                scheduler.finish(request, tokens_kept)
             case Credit(request, tokens):
                 scheduler.grant(request, tokens)
             case SetDeadline(request, deadline_s):

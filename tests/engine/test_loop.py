@@ -506,7 +506,7 @@ def test_messages_reach_the_scheduler_word_by_word():
     told = {name: getattr(arrival, name) for name in ARRIVAL_FIELDS}
     assert told == {name: getattr(sent, name) for name in ARRIVAL_FIELDS}
     assert others == [
-        *(("drop", 3), ("finish", 4), ("grant", 4, 9)),
+        *(("drop", 3), ("finish", 4, 1), ("grant", 4, 9)),
         *(("set_deadline", 4, 7.5), ("set_deadline", 4, math.inf), ("reset_prefix_cache",)),
     ]
 
