@@ -1,4 +1,4 @@
-"""All growth is paid for at admission, so that nobody is ever preempted for memory."""
+"""All growth is paid for at admission, so that running requests are not preempted for memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,16 @@ class NoEvict:
     full blocks of their prompt. The rule is GUARANTEED_NO_EVICT of TensorRT-LLM, and Orca's. It
     wastes what is never generated: the larger `max_tokens`, the smaller the batch.
 
-    Parked requests count like running ones, since they may go on at any time.
+    Nobody that runs is preempted for memory, as long as every request fits the pool with all its
+    choices, readers keep up, and no displacement policy is chosen. Otherwise:
+
+    - The core waives reservations for whoever enters while nothing runs. A request whose choices
+      exceed the pool enters so, and they evict each other; another may enter so beside parked
+      requests, and not all of them fit once those go on. (While others run, parked requests count
+      like running ones.)
+    - Choices that are parked before they had a copy of the block they share need one later, and
+      nobody has paid for it.
+    - Who displaces others takes over their blocks without paying for its own growth.
     """
 
     name = "no-evict"

@@ -2,9 +2,8 @@
 
 import random
 
-import pytest
-
 from cadenza.policies.profile import Profile
+from cadenza.scheduler.decisions import Cause, Preempted
 from cadenza.testing import Driver
 
 
@@ -22,16 +21,100 @@ def crowd(driver: Driver, seed: int) -> None:
     driver.run()
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_under_no_evict_nobody_is_preempted(seed: int):
-    """48 blocks hold the largest request with all its choices, but never everybody."""
-    careful = Driver(Profile({"reserve_blocks": "no-evict"}), num_blocks=48)
-    crowd(careful, seed)
-    assert careful.preempted == []
+def preempted_in_a_tight_life(reservation: str, seed: int) -> int:
+    """How many are preempted in a pool of 18 blocks, which just holds the largest request.
 
-    careless = Driver(Profile({"reserve_blocks": "none"}), num_blocks=48)
-    crowd(careless, seed)
-    assert careless.preempted
+    That is one of 3 choices of 6 blocks each, nothing shared. Prompts begin alike, clients leave.
+    """
+    rng = random.Random(seed)
+    driver = Driver(Profile({"reserve_blocks": reservation}), num_blocks=18, max_model_len=24)
+    request = 0
+    for _ in range(8):
+        for _ in range(rng.randrange(4)):
+            prompt = [rng.randrange(1, 3) for _ in range(rng.randrange(1, 16))]
+            n = rng.choice((1, 1, 2, 3))
+            driver.add(request, prompt, max_tokens=rng.randrange(1, 24), n=n, ignore_eos=True)
+            request += n
+        driver.step()
+        if rng.random() < 0.2:
+            driver.scheduler.drop(rng.randrange(request + 1))
+    driver.run()
+    return len(driver.preempted)
+
+
+def test_under_no_evict_nobody_is_preempted():
+    assert [preempted_in_a_tight_life("no-evict", seed) for seed in range(16)] == [0] * 16
+
+
+def test_without_a_reservation_such_lives_preempt():
+    assert all(preempted_in_a_tight_life("none", seed) for seed in range(4))
+
+
+def causes(driver: Driver) -> set[Cause]:
+    driver.run()
+    return {each.cause for each in driver.decided if isinstance(each, Preempted)}
+
+
+def careful(num_blocks: int) -> Driver:
+    return Driver(Profile({"reserve_blocks": "no-evict"}), num_blocks=num_blocks)
+
+
+class TestExceptionsOfNoEvict:
+    """Those that the policy and `docs/reservations.md` name; one that is gone need not be named."""
+
+    def test_choices_that_exceed_the_pool_evict_each_other(self):
+        driver = careful(16)
+        driver.add(0, [1] * 4, max_tokens=40, n=4, ignore_eos=True)
+
+        assert causes(driver) == {Cause.MEMORY}
+
+    def test_who_enters_beside_parked_requests_has_not_paid(self):
+        driver = careful(16)
+        driver.add(0, [1] * 4, max_tokens=60, credit=4, ignore_eos=True)
+        for _ in range(6):
+            driver.step()
+        driver.add(1, [2] * 4, max_tokens=60, ignore_eos=True)
+        driver.step()
+        driver.scheduler.grant(0, 100)
+
+        assert causes(driver) == {Cause.MEMORY}
+
+    def test_beside_one_that_runs_parked_requests_count(self):
+        driver = careful(22)
+        driver.add(0, [1] * 4, max_tokens=60, credit=4, ignore_eos=True)
+        driver.add(1, [2] * 4, max_tokens=20, ignore_eos=True)
+        for _ in range(6):
+            driver.step()
+        driver.add(2, [3] * 4, max_tokens=40, ignore_eos=True)
+        driver.step()
+        driver.scheduler.grant(0, 100)
+
+        assert causes(driver) == set()
+
+    def test_nobody_has_paid_for_the_copies_of_choices_that_are_parked(self):
+        driver = careful(17)
+        driver.add(0, [1] * 5, max_tokens=3, n=4, credit=4, ignore_eos=True)
+        for _ in range(3):
+            driver.step()
+        driver.add(10, [2] * 4, max_tokens=24, ignore_eos=True)
+        driver.add(11, [3] * 4, max_tokens=28, ignore_eos=True)
+        for _ in range(22):
+            driver.step()
+        driver.scheduler.grant(0, 100)
+
+        assert causes(driver) == {Cause.MEMORY}
+
+    def test_who_displaces_others_has_not_paid(self):
+        chosen = {"order_admissions": "priority", "allow_displacement": "strict-priority"}
+        profile = Profile({"reserve_blocks": "no-evict", **chosen})
+        driver = Driver(profile, num_blocks=16, max_num_seqs=2)
+        driver.add(0, [1] * 4, max_tokens=40, priority=0, ignore_eos=True)
+        driver.add(1, [2] * 4, max_tokens=8, priority=2, ignore_eos=True)
+        for _ in range(4):
+            driver.step()
+        driver.add(2, [3] * 4, max_tokens=40, priority=1, ignore_eos=True)
+
+        assert causes(driver) == {Cause.DISPLACED, Cause.MEMORY}
 
 
 def test_past_future_learns_in_the_scheduler():
