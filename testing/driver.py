@@ -74,6 +74,8 @@ class Driver:
         report, self.plan = self.scheduler.step(self.now_s, self.outcome)
         self.scheduler.check_invariants()
         self._record(report)
+        if self.plan is not None:
+            assert self.plan.num_tokens <= self.scheduler.config.max_num_batched_tokens
         self.outcome = self.runner.execute(self.plan) if self.plan else None
         return report
 

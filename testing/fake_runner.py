@@ -53,11 +53,13 @@ class FakeRunner:
         self._host: list[list[bytes | None] | None] = [None] * num_host_blocks
         self._block_size = block_size
         self._request_at: dict[int, int] = {}  # seat -> request, as plans announced it
+        self._states: dict[int, list[bytes]] = {}  # seat -> what each position must hold
 
     def execute(self, plan: StepPlan) -> StepOutcome:
         self._copy(plan)
         self._check(plan)
-        self._check_found(plan)
+        self._seat(plan)
+        self._check_contexts(plan)
         states = self._compute(plan)
         tokens = [
             _sample(states[row], self.choice_of.get(request, 0))
@@ -68,12 +70,14 @@ class FakeRunner:
         failed = [request in self.fail for request in plan.sample_requests.tolist()]
         return StepOutcome(
             step_id=plan.step_id,
-            tokens=np.array(tokens, dtype=np.int32),
+            tokens=np.where(failed, -1, tokens).astype(np.int32),
             failed=np.array(failed, dtype=bool),
         )
 
     def _copy(self, plan: StepPlan) -> None:
         written: set[int] = set()
+        hosts = [host for _, host in plan.copies.swap_out.tolist()]
+        assert len(set(hosts)) == len(hosts), "a host block is written by two copies"
         for device, host in plan.copies.swap_out.tolist():
             self._host[host] = self._block(device)
         sources = [self._block(source) for source, _ in plan.copies.on_write.tolist()]
@@ -101,8 +105,12 @@ class FakeRunner:
         contexts = plan.num_context.tolist()
         states = [self._before(plan, row, context) for row, context in enumerate(contexts)]
         for row, new in enumerate(plan.num_new.tolist()):
+            own = self._states[int(plan.seats[row])]
             for token, position, slot in islice(places, new):
                 states[row] = self._cache[slot] = _advance(states[row], token, position)
+                if position == len(own):
+                    own.append(states[row])
+                assert own[position] == states[row], "a token is not the one that was there"
             last = self._slot(plan, row, contexts[row] + new - 1)
             assert self._cache[last] == states[row], "slots are not the table's"
         return states
@@ -118,17 +126,26 @@ class FakeRunner:
         block = int(plan.block_tables[row, position // self._block_size])
         return block * self._block_size + position % self._block_size
 
-    def _check_found(self, plan: StepPlan) -> None:
-        """The whole context of each row that got its seat now, found or copied in, is its own."""
-        known = {seated.seat: seated.tokens for seated in plan.seated}
-        for row, seat in enumerate(plan.seats.tolist() if known else ()):
-            if seat not in known:
-                continue
-            state = _START
-            for position, token in enumerate(known[seat][: plan.num_context[row]].tolist()):
+    def _seat(self, plan: StepPlan) -> None:
+        """Compute, by itself, what each row that got a seat must have in its cache."""
+        for seated in plan.seated:
+            state, states = _START, []
+            for position, token in enumerate(seated.tokens.tolist()):
                 state = _advance(state, token, position)
-                found = self._cache[self._slot(plan, row, position)]
-                assert found == state, "a row was seated on what others wrote"
+                states.append(state)
+            self._states[seated.seat] = states
+
+    def _check_contexts(self, plan: StepPlan) -> None:
+        """All that a row reads, found, copied in or computed, is its own."""
+        size = self._block_size
+        for row, (seat, context) in enumerate(
+            zip(plan.seats.tolist(), plan.num_context.tolist(), strict=True)
+        ):
+            states = self._states[seat]
+            for index, block in enumerate(plan.block_tables[row, : -(-context // size)].tolist()):
+                own = states[index * size : min((index + 1) * size, context)]
+                held = self._cache[block * size : block * size + len(own)]
+                assert held == own, "a row reads what is not its own"
 
     def _check(self, plan: StepPlan) -> None:
         for seated in plan.seated:
