@@ -1,0 +1,445 @@
+"""Planted faults: the scheduler with one thing wrong, as it might have been written.
+
+Each mutant is one replacement in one file. Its original text must occur there exactly once, so that
+the list breaks loudly when the code moves on. `FAST_PROOF` kills every one of them within seconds;
+`test_mutants` shows it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+# In this order, up to the first failure: first a bit of everything, then what it rarely meets
+FAST_PROOF = (
+    "tests/scheduler/test_fast_proof.py",
+    "tests/scheduler/test_victims.py",
+    "tests/scheduler/test_waiting.py",
+    "tests/scheduler/test_planning.py",
+    "tests/scheduler/test_host_pool.py",
+    "tests/scheduler/test_credits.py",
+    "tests/scheduler/test_eviction_queue.py",
+    "tests/scheduler/test_prefix_index.py",
+    "tests/scheduler/test_assembly.py",
+    "tests/scheduler/test_displacement.py::test_a_better_request_takes_a_seat_in_the_same_step",
+    "tests/scheduler/test_displacement.py::test_equals_and_worse_ones_displace_nobody",
+    "tests/scheduler/test_budget.py"
+    "::test_choices_share_the_prompt_and_copy_its_partial_block_at_the_first_write",
+    "tests/scheduler/test_budget.py"
+    "::test_with_credit_for_one_choice_even_the_oldest_copies_while_the_others_still_share",
+    "tests/scheduler/test_budget.py::test_a_parked_row_does_not_grow_but_keeps_its_promise",
+    "tests/scheduler/test_admission.py"
+    "::test_a_request_enters_beside_others_only_with_the_tails_of_all_its_choices",
+    "tests/scheduler/test_admission.py"
+    "::test_those_who_starve_enter_in_order_of_arrival_whatever_they_score",
+    "tests/scheduler/test_scheduler.py::test_what_a_failed_row_computed_is_never_found_again",
+    "tests/scheduler/test_scheduler.py::test_what_a_failed_row_held_is_never_found_again",
+    "tests/scheduler/test_scheduler.py::test_starving_requests_take_every_fourth_admission",
+    "tests/scheduler/test_scheduler.py::test_a_resumed_request_overtakes_nobody",
+    "tests/scheduler/test_reaping.py"
+    "::test_a_deadline_ends_all_choices_of_a_prompt_that_is_not_complete",
+    "tests/scheduler/test_reaping.py"
+    "::test_a_failed_row_keeps_nobody_from_publishing_the_same_prompt",
+    "tests/scheduler/test_preemption.py::test_a_swapped_row_goes_on_where_it_was",
+    "tests/scheduler/test_preemption.py"
+    "::test_the_host_copy_is_dropped_when_only_the_last_shared_block_was_evicted",
+)
+
+
+class Mutant(NamedTuple):
+    """One fault."""
+
+    name: str
+    file: str  # below the repository's root
+    original: str
+    mutated: str
+
+
+MUTANTS = (
+    # The block pool
+    Mutant(
+        "a block of two tables released together is freed twice",
+        "scheduler/blocks.py",
+        "if len(tables) > 1:\n            unheld = _last_of_each(unheld)",
+        "if not tables:\n            unheld = _last_of_each(unheld)",
+    ),
+    Mutant(
+        "a victim's blocks are released twice",
+        "scheduler/preemption.py",
+        "stores.pool.release(table.blocks(row))",
+        "stores.pool.release(table.blocks(row), table.blocks(row))",
+    ),
+    Mutant(
+        "the pool promises one block more than it has",
+        "scheduler/blocks.py",
+        "return len(self._free) + len(self._cached) - self._num_reserved",
+        "return len(self._free) + len(self._cached) - self._num_reserved + 1",
+    ),
+    Mutant(
+        "the last free block is never handed out",
+        "scheduler/blocks.py",
+        "return len(self._free) + len(self._cached) - self._num_reserved",
+        "return max(0, len(self._free) + len(self._cached) - self._num_reserved - 1)",
+    ),
+    Mutant(
+        "allocation evicts one block too few",
+        "scheduler/blocks.py",
+        "self._evict(num - len(self._free))",
+        "self._evict(num - len(self._free) - 1)",
+    ),
+    Mutant(
+        "reserved blocks still count as available",
+        "scheduler/blocks.py",
+        "return len(self._free) + len(self._cached) - self._num_reserved",
+        "return len(self._free) + len(self._cached)",
+    ),
+    Mutant(
+        "a pinned block may still be evicted",
+        "scheduler/blocks.py",
+        "        self._cached.discard(unheld)\n",
+        "",
+    ),
+    Mutant(
+        "a table ages from its head",
+        "scheduler/blocks.py",
+        "blocks = tables[0][::-1] if len(tables) == 1",
+        "blocks = tables[0] if len(tables) == 1",
+    ),
+    Mutant(
+        "the newest release is evicted first",
+        "scheduler/eviction_queue.py",
+        "self._runs.popleft()",
+        "self._runs.pop()",
+    ),
+    Mutant(
+        "a block that was pinned meanwhile is evicted when its old turn comes",
+        "scheduler/eviction_queue.py",
+        "np.flatnonzero(self._stamps[blocks] == stamps)",
+        "np.flatnonzero(self._stamps[blocks] != _ABSENT)",
+    ),
+    # Prefixes
+    Mutant(
+        "an evicted block keeps its key",
+        "scheduler/blocks.py",
+        "            self.index.remove(oldest)\n",
+        "",
+    ),
+    Mutant(
+        "rows that wait are not told of evictions",
+        "scheduler/prefix_index.py",
+        "            self.watcher.on_unpublished(blocks)",
+        "            self.watcher.on_unpublished(blocks[:0])",
+    ),
+    Mutant(
+        "rows that wait are not told of publications",
+        "scheduler/waiting_prefixes.py",
+        "if not self._wanted:",
+        "if self._wanted:",
+    ),
+    Mutant(
+        "a block is believed to continue any prefix",
+        "scheduler/prefix_index.py",
+        "right = self._after[blocks] == before",
+        "right = np.ones(len(blocks), dtype=bool)",
+    ),
+    Mutant(
+        "the tokens behind a key are not compared",
+        "scheduler/prefix_index.py",
+        "        right &= (self._tokens[blocks] == tokens[: len(blocks)]).all(axis=1)\n",
+        "",
+    ),
+    Mutant(
+        "the whole prompt may be found, with no token left to compute",
+        "scheduler/waiting_prefixes.py",
+        "return (int(self._table.num_tokens[row]) - 1) // self._table.block_size",
+        "return int(self._table.num_tokens[row]) // self._table.block_size",
+    ),
+    Mutant(
+        "a block is published before it is full",
+        "scheduler/publishing.py",
+        "full = table.computed_tokens[rows] // table.block_size",
+        "full = -(-table.computed_tokens[rows] // table.block_size)",
+    ),
+    Mutant(
+        "what a failed row computed is published all the same",
+        "scheduler/reaping.py",
+        "self._publisher.publish(np.delete(rows, plan.samples[failed]))",
+        "self._publisher.publish(rows)",
+    ),
+    Mutant(
+        "what a failed row published stays findable",
+        "scheduler/reaping.py",
+        "stores.pool.distrust(table.blocks(row))",
+        "stores.pool.distrust(table.blocks(row)[:0])",
+    ),
+    Mutant(
+        "what a failed row held may be published by who shares it",
+        "scheduler/blocks.py",
+        "        self._distrusted[blocks] = True\n",
+        "",
+    ),
+    # Choices and copy-on-write
+    Mutant(
+        "copy-on-write is skipped",
+        "scheduler/budget.py",
+        "growth[sharing] = _copies(stores, rows[sharing])",
+        "growth[sharing] = 0",
+    ),
+    Mutant(
+        "copy-on-write copies the wrong way round",
+        "scheduler/budget.py",
+        "plan.copies.on_write.append((int(tail[0]), copy))",
+        "plan.copies.on_write.append((copy, int(tail[0])))",
+    ),
+    Mutant(
+        "the oldest of several choices copies its tail too",
+        "scheduler/budget.py",
+        "copies[indices[0]] = 0",
+        "copies[indices[0]] = 1",
+    ),
+    Mutant(
+        "the oldest writes a tail that somebody without credit still shares",
+        "scheduler/budget.py",
+        "if len(indices) == stores.pool.references[tail]:",
+        "if len(indices) <= stores.pool.references[tail]:",
+    ),
+    Mutant(
+        "a fork adds no references",
+        "scheduler/reaping.py",
+        "                stores.pool.pin(table.blocks(row))\n",
+        "",
+    ),
+    Mutant(
+        "a fork gives every choice the first one's seat",
+        "scheduler/request.py",
+        "seats=[self.seats[rank]]",
+        "seats=[self.seats[0]]",
+    ),
+    Mutant(
+        "choices draw their first tokens with one seat's settings",
+        "scheduler/assembly.py",
+        "for each in cold for seat in each.seats]",
+        "for each in cold for seat in each.seats[:1] * len(each.seats)]",
+    ),
+    Mutant(
+        "a prompt of several choices gets a single seat back",
+        "scheduler/table.py",
+        "self._free_seats.extend(reversed(cold.seats))",
+        "self._free_seats.extend(cold.seats[:1])",
+    ),
+    Mutant(
+        "choices are promised no tails of their own",
+        "scheduler/admission.py",
+        "return full + int(table.choices[row]) - table.blocks_for(row)",
+        "return 0",
+    ),
+    # Cancels, deadlines, ends
+    Mutant(
+        "a cancel is lost while the row is in flight",
+        "scheduler/scheduler.py",
+        "if departure.request in self._stores.table:",
+        "if departure.request in self._stores.table and not self._planned:",
+    ),
+    Mutant(
+        "a cancel of a swapped row is lost",
+        "scheduler/reaping.py",
+        "if row is None:\n                continue",
+        "if row is None or table.state[row] == State.SWAPPED:\n                continue",
+    ),
+    Mutant(
+        "a row that ends while swapped keeps its host blocks",
+        "scheduler/stores.py",
+        "            if cold.host is not None:\n",
+        "            if cold.host is not None and not cold.host.copied:\n",
+    ),
+    Mutant(
+        "deadlines of waiting rows are ignored",
+        "scheduler/reaping.py",
+        "(table.state != State.FREE))",
+        "(table.state != State.FREE) & ~table.waits)",
+    ),
+    Mutant(
+        "one token more than max_tokens",
+        "scheduler/reaping.py",
+        "table.generated_tokens[rows] >= table.max_tokens[rows]",
+        "table.generated_tokens[rows] > table.max_tokens[rows]",
+    ),
+    # Leaving and coming back
+    Mutant(
+        "a released host block is handed out in the same step",
+        "scheduler/host_pool.py",
+        "self._released.extend(blocks)",
+        "self._free.extend(blocks)",
+    ),
+    Mutant(
+        "swapping in skips a block",
+        "scheduler/admission.py",
+        "for index, host in entry.copied]",
+        "for index, host in entry.copied[1:]]",
+    ),
+    Mutant(
+        "swapping out drops the partial tail",
+        "scheduler/preemption.py",
+        "blocks = table.blocks(row)[: -(-computed // table.block_size)]",
+        "blocks = table.blocks(row)[: computed // table.block_size]",
+    ),
+    Mutant(
+        "a swapped row does not notice that a block it shared is gone",
+        "scheduler/admission.py",
+        "host.shared[-1] >= len(found)",
+        "host.shared[-1] > len(found)",
+    ),
+    Mutant(
+        "a row resumes from the host one token too far on",
+        "scheduler/admission.py",
+        "return Entry(found, copied, host.computed, from_host=True)",
+        "return Entry(found, copied, host.computed + 1, from_host=True)",
+    ),
+    Mutant(
+        "a row resumes from the host one token too early",
+        "scheduler/admission.py",
+        "return Entry(found, copied, host.computed, from_host=True)",
+        "return Entry(found, copied, host.computed - 1, from_host=True)",
+    ),
+    Mutant(
+        "a row resumes from its prefix one block too far on",
+        "scheduler/admission.py",
+        "return Entry(found, [], len(found) * table.block_size)",
+        "return Entry(found, [], (len(found) + 1) * table.block_size)",
+    ),
+    Mutant(
+        "a resumed row forgets what it had generated",
+        "scheduler/admission.py",
+        "remaining = int(table.num_tokens[row]) - entry.computed",
+        "remaining = int(table.prompt_tokens[row]) - entry.computed",
+    ),
+    Mutant(
+        "a resumed row gets blocks for its prompt alone",
+        "scheduler/table.py",
+        "return -(-int(self.num_tokens[row]) // self.block_size)",
+        "return -(-int(self.prompt_tokens[row]) // self.block_size)",
+    ),
+    # Credit
+    Mutant(
+        "credit is spent twice",
+        "scheduler/credits.py",
+        "np.subtract.at(self.left, slots[slots != UNLIMITED], 1)",
+        "np.subtract.at(self.left, slots[slots != UNLIMITED], 2)",
+    ),
+    Mutant(
+        "credit is never spent",
+        "scheduler/reaping.py",
+        "self._stores.credits.spend(table.credit[good])",
+        "self._stores.credits.spend(table.credit[good[:0]])",
+    ),
+    Mutant(
+        "parked rows are scheduled",
+        "scheduler/table.py",
+        "return rows[~self.parked[rows]] if self.num_parked else rows",
+        "return rows",
+    ),
+    Mutant(
+        "rows of one stream spend the same credit in one step",
+        "scheduler/credits.py",
+        "            self._reserved[slot] += num",
+        "            self._reserved[slot] = num",
+    ),
+    # Who enters
+    Mutant(
+        "overtakes are not counted",
+        "scheduler/admission.py",
+        "        self._count_overtakes(waiting, fresh)\n",
+        "",
+    ),
+    Mutant(
+        "starving rows wait behind all others",
+        "scheduler/admission.py",
+        "order = interleave(needy, normal, lead)[:most]",
+        "order = np.concatenate((normal, needy))[:most]",
+    ),
+    Mutant(
+        "starving rows enter in any order",
+        "scheduler/admission.py",
+        "needy = needy[lowest(arrivals[needy].astype(np.float64), arrivals[needy], most)]",
+        "needy = needy[::-1][:most]",
+    ),
+    Mutant(
+        "the watermark is waived beside others and kept on an idle engine",
+        "scheduler/admission.py",
+        "        if plan.is_empty:\n            return Lack(",
+        "        if not plan.is_empty:\n            return Lack(",
+    ),
+    Mutant(
+        "admission does not count the decodes of the step",
+        "scheduler/planning.py",
+        "return self.token_budget - len(self.decodes)",
+        "return self.token_budget",
+    ),
+    Mutant(
+        "admission goes beyond the token budget",
+        "scheduler/planning.py",
+        "if self._promised + min(remaining, self._block_size) > self.tokens_left:",
+        "if self._promised > self.tokens_left:",
+    ),
+    # Who leaves
+    Mutant(
+        "growth at a block edge is seen a token late",
+        "scheduler/budget.py",
+        "table.num_tokens[rows] > table.blocks_held[rows] * table.block_size",
+        "table.num_tokens[rows] > table.blocks_held[rows] * table.block_size + 1",
+    ),
+    Mutant(
+        "the cap on preemptions is ignored",
+        "scheduler/victims.py",
+        "ranks[table.preemptions[rows] >= max_preemptions] = _CAPPED",
+        "ranks[table.preemptions[rows] >= max_preemptions] = _FREE",
+    ),
+    Mutant(
+        "the oldest admission leaves first",
+        "scheduler/victims.py",
+        "np.lexsort((-table.admission[rows],",
+        "np.lexsort((table.admission[rows],",
+    ),
+    Mutant(
+        "the newest is protected in place of the oldest",
+        "scheduler/victims.py",
+        "ranks[int(arrivals.argmin())] = _OLDEST",
+        "ranks[int(np.where(runs, arrivals, -1).argmax())] = _OLDEST",
+    ),
+    Mutant(
+        "victims who turn out not to be needed leave too",
+        "scheduler/victims.py",
+        "for index in reversed(chosen[:-1]):",
+        "for index in chosen[:0]:",
+    ),
+    Mutant(
+        "equals are displaced",
+        "scheduler/preemption.py",
+        "return rows[margins > 0]",
+        "return rows[margins >= 0]",
+    ),
+    Mutant(
+        "a displaced row stays in the plan",
+        "scheduler/preemption.py",
+        "        plan.withdraw(row)\n",
+        "",
+    ),
+    # The plan
+    Mutant(
+        "positions of chunks are off by one",
+        "scheduler/assembly.py",
+        "np.repeat(context - ends + counts, counts)",
+        "np.repeat(context - ends + counts - 1, counts)",
+    ),
+    Mutant(
+        "slots ignore the block table",
+        "scheduler/assembly.py",
+        "slots=(blocks - places) * size + positions,",
+        "slots=blocks * 0 + positions,",
+    ),
+    Mutant(
+        "a row samples a token before its prompt is complete",
+        "scheduler/assembly.py",
+        "context + counts == known",
+        "context + counts >= known - 1",
+    ),
+)
