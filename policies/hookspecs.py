@@ -35,10 +35,11 @@ def order_admissions(waiting: RequestColumns, step: StepView) -> FloatArray | No
     that they need, and a seat is free or may become so: a parked request holds it, or the profile
     chose a displacement policy. Return one float per waiting request; +inf keeps a request out of
     this step, unless a guard marks it or nothing runs and everybody is kept out. Ties keep arrival
-    order. The scan ends at the first request that lacks blocks or seats and for which nobody makes
-    room, at a starving one whose prefill is too long for what is left of this step's tokens, and
-    when these are used up. Any other that lacks tokens, the step's or its reader's, is passed over.
-    Default: arrival order. Stops at the first answer.
+    order. The scan ends when seats or the step's tokens are used up, and at the first request that
+    lacks blocks and for which nobody makes room. One whose reader has no tokens left is passed
+    over; so is one that lacks some of its seats, or whose prefill is too long for what is left of
+    the step's tokens, unless it is starving: then the scan ends there as well. Default: arrival
+    order. Stops at the first answer.
     """
 
 
@@ -50,14 +51,15 @@ def reserve_blocks(
 
     Called after `order_admissions`. `running` are all requests with a seat, the parked ones among
     them, which may go on at any time. `candidates` are in admission order, none if all were kept
-    out, and at most as many as seats are free or held by parked requests, and one more if the
-    profile chose a displacement policy. Return len(candidates) + 1 whole numbers, none negative:
-    candidate k (from 1) enters only if element k, and the watermark on top of it, is still free
-    once the first k candidates hold their blocks. Element 0 is what those with a seat want alone.
-    For a candidate with several choices the core keeps their first own blocks besides. Waived,
-    with the watermark, for whoever enters while nothing runs or all are parked; for one that
-    displaces others the answer is waived, and the watermark is not. Default: adaptive new-token
-    ratio. Stops at the first answer.
+    out, and some more than there are seats that are free or may become so, since some may be passed
+    over. Return len(candidates) + 1 whole numbers, none negative: candidate k (from 1) enters only
+    if element k, and the watermark on top of it, is still free once the first k candidates hold
+    their blocks. Element 0 is what those with a seat want alone. What each element adds to the one
+    before counts for that candidate, and is taken off again for those behind it if it is passed
+    over. For a candidate with several choices the core keeps their first own blocks besides.
+    Waived, with the watermark, for whoever enters while nothing runs or all are parked; for one
+    that may displace others the answer is waived, and the watermark is not. Default: adaptive
+    new-token ratio. Stops at the first answer.
     """
 
 
@@ -86,8 +88,9 @@ def allow_displacement(
     that chose a policy other than the default.
     `candidate` has one element. Return one float per running request; +inf allows, -inf does not.
     Just enough of those allowed are preempted, the lowest `select_victims` score first, or none if
-    all of them together would not make room. Ties in a policy's own key must get no margin, or two
-    equals push each other out for ever. Default: nobody. Stops at the first answer.
+    all of them together would not make room, or if the candidate lacks only what `reserve_blocks`
+    keeps: then it enters beside them. Ties in a policy's own key must get no margin, or two equals
+    push each other out for ever. Default: nobody. Stops at the first answer.
     """
 
 

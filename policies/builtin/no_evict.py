@@ -25,7 +25,7 @@ class NoEvict:
       like running ones.)
     - Choices that are parked before they had a copy of the block they share need one later, and
       nobody has paid for it.
-    - Who displaces others takes over their blocks without paying for its own growth.
+    - Who may displace others enters without paying for its growth, whether or not they leave.
     """
 
     name = "no-evict"

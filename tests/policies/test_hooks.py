@@ -87,33 +87,27 @@ def test_a_reservation_counts_the_candidate_that_enters():
     assert driver.admitted == [0]
 
 
-@pytest.mark.parametrize(
-    ("chosen", "candidates"), [({}, 2), ({"allow_displacement": "strict-priority"}, 3)]
-)
-def test_a_reservation_sees_parked_requests_and_as_many_candidates_as_may_enter(
-    chosen: dict[str, str], candidates: int
-):
-    """Of three seats one is free, one is held by a parked request, and five requests wait."""
-    told: list[tuple[list[bool], int]] = []
+def test_a_reservation_sees_parked_requests_and_candidates_in_order():
+    told: list[tuple[list[bool], list[int]]] = []
 
     class Watch:
         @hookimpl
         def reserve_blocks(
             self, running: RequestColumns, candidates: RequestColumns, step: StepView
         ) -> None:
-            told.append((sorted(running.parked.tolist()), len(candidates)))
+            told.append((sorted(running.parked.tolist()), candidates.request.tolist()))
 
-    profile = Profile({"reserve_blocks": "mine", **chosen}, {**BUILTIN, "mine": Watch})
-    driver = Driver(profile, max_num_seqs=3)
+    chosen = {"reserve_blocks": "mine", "order_admissions": "priority"}
+    driver = Driver(Profile(chosen, {**BUILTIN, "mine": Watch}), max_num_seqs=4)
     driver.add(0, [1, 2], max_tokens=20, credit=1, ignore_eos=True)
     driver.add(1, [3, 4], max_tokens=20, ignore_eos=True)
     for _ in range(2):
         driver.step()
-    for request in range(2, 7):
-        driver.add(request, [5, 6])
+    for request in (2, 3):
+        driver.add(request, [5, 6], priority=-request)
     driver.step()
 
-    assert told[-1] == ([False, True], candidates)
+    assert told[-1] == ([False, True], [3, 2])
 
 
 @pytest.mark.parametrize(
@@ -142,15 +136,20 @@ def test_without_a_free_seat_an_order_is_asked_for_only_if_one_may_become_free(
     assert orders == ([[1]] if asked else [])
 
 
-def test_the_scan_ends_at_a_request_that_lacks_seats():
-    driver = Driver(max_num_seqs=3)
-    driver.add(0, [1, 2], max_tokens=20, ignore_eos=True)
+@pytest.mark.parametrize(
+    ("length", "choices", "passed_over"), [(50, 1, False), (2, 3, True)], ids=["blocks", "seats"]
+)
+def test_the_scan_ends_at_who_lacks_blocks_and_passes_over_who_lacks_some_seats(
+    length: int, choices: int, passed_over: bool
+):
+    driver = Driver(Profile({"reserve_blocks": "none"}), num_blocks=16, max_num_seqs=3)
+    driver.add(0, [1] * 18, max_tokens=20, ignore_eos=True)
     driver.step()
-    driver.add(1, [3, 4], n=3)
-    driver.add(4, [5, 6])
+    driver.add(1, [2] * length, n=choices)
+    driver.add(4, [3, 4])
     driver.step()
 
-    assert driver.admitted == [0]
+    assert driver.admitted == ([0, 4] if passed_over else [0])
 
 
 def test_hook_select_victims():
