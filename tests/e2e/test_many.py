@@ -18,7 +18,7 @@ from tests.e2e.conftest import BLOCK_SIZE, DemoModel, Serve
 from tests.e2e.test_serving import ReflectedSession, gauges, is_idle, until
 
 NUM_REQUESTS = 64
-NUM_TOKENS = 128
+NUM_TOKENS = 48
 LONGEST = 40  # prompt tokens
 HELD = 8  # finished requests of the longest kind that the small pool holds
 
@@ -53,16 +53,16 @@ def run_all(demo: DemoModel, profile: Profile | None = None, **limits: object) -
 
 
 @pytest.fixture(scope="module")
-def undisturbed(demo_bf16: DemoModel, one_thread: None) -> Driver:
-    driver = run_all(demo_bf16, max_num_seqs=NUM_REQUESTS)
+def undisturbed(demo_auto: DemoModel, one_thread: None) -> Driver:
+    driver = run_all(demo_auto, max_num_seqs=NUM_REQUESTS)
     assert not driver.preempted
     return driver
 
 
 @pytest.mark.timeout(400)
-def test_64_requests_survive_a_pool_of_8(demo_bf16: DemoModel, undisturbed: Driver):
+def test_64_requests_survive_a_pool_of_8(demo_auto: DemoModel, undisturbed: Driver):
     driver = run_all(
-        demo_bf16,
+        demo_auto,
         OVER_COMMIT,
         num_blocks=SMALL_POOL,
         max_model_len=SMALL_POOL * BLOCK_SIZE,
