@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
-from cyclopts.validators import Number
 
 Network = Parameter(group="Network")
 Model = Parameter(group="Model")
@@ -20,16 +18,40 @@ def _not_empty(_type: object, names: tuple[str, ...]) -> None:
         raise ValueError("Must not be empty.")
 
 
-def _finite(_type: object, value: float) -> None:
-    if not math.isfinite(value):
-        raise ValueError("Must be finite.")
+@dataclass(frozen=True)
+class Within:
+    """Takes numbers from `low` to `high`, both included, and None. Not a number is in no range."""
+
+    low: int
+    high: int
+    unit: str = ""
+
+    def __call__(self, _type: object, value: float | None) -> None:
+        if value is not None and not self.low <= value <= self.high:
+            raise ValueError(f"Must be from {self.low} to {self.high}{self.unit}.")
 
 
-Port = Parameter(validator=Number(gte=0, lte=65535))
-Positive = Parameter(validator=Number(gte=1))
-Share = Parameter(validator=[Number(gte=0, lt=1), _finite])
-Seconds = Parameter(validator=[Number(gte=0), _finite])
-Gibibytes = Parameter(validator=[Number(gte=0, lt=1 << 33), _finite])
+def _share(_type: object, value: float) -> None:
+    if not 0 <= value < 1:
+        raise ValueError("Must be at least 0 and less than 1.")
+
+
+def _power_of_two(_type: object, value: int) -> None:
+    if not 1 <= value <= _MAX_BLOCK_SIZE or value & (value - 1):
+        raise ValueError(f"Must be a power of two from 1 to {_MAX_BLOCK_SIZE}.")
+
+
+_INT64 = (1 << 63) - 1  # no message to the engine holds more
+_MAX_BLOCK_SIZE = 1 << 16
+
+Port = Parameter(validator=Within(0, 65535))
+Positive = Parameter(validator=Within(1, _INT64))
+PowerOfTwo = Parameter(validator=_power_of_two)
+Seats = Parameter(validator=Within(1, 1 << 16))  # each takes memory at once
+Threads = Parameter(validator=Within(1, 1024))
+Share = Parameter(validator=_share)
+Seconds = Parameter(validator=Within(0, 365 * 24 * 3600, " seconds"))
+Gibibytes = Parameter(validator=Within(0, 1 << 16, " GiB"))
 
 
 @Parameter(name="*")
@@ -61,15 +83,16 @@ class ServeOptions:
     max_model_len: Annotated[int | None, Model, Positive] = None
     """Prompt and output tokens of a request at most; default: what the model was trained for."""
 
-    threads: Annotated[int | None, Model, Positive] = None
+    threads: Annotated[int | None, Model, Threads] = None
     """CPU threads of the engine; default: one a core."""
 
-    block_size: Annotated[int, Memory, Positive] = 16
+    block_size: Annotated[int, Memory, PowerOfTwo] = 16
     """Tokens a KV block holds; a power of two."""
 
     num_gpu_blocks_override: Annotated[
         int | None,
         Parameter(name=["--num-gpu-blocks-override", "--num-blocks"], group="Memory and batching"),
+        Positive,
     ] = None
     """KV blocks in the pool, on whatever device; default: from --kv-cache-memory-bytes."""
 
@@ -79,7 +102,7 @@ class ServeOptions:
     swap_space: Annotated[float, Memory, Gibibytes] = 0.5
     """GiB of host memory for the KV blocks of preempted requests; 0: they are recomputed."""
 
-    max_num_seqs: Annotated[int, Memory, Positive] = 64
+    max_num_seqs: Annotated[int, Memory, Seats] = 64
     """Requests that may run at once."""
 
     max_num_batched_tokens: Annotated[int | None, Memory, Positive] = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ import pytest
 from cadenza.checkpoints.locate import locate
 from cadenza.cli import serve
 from cadenza.cli.main import main
+from cadenza.cli.options import ServeOptions
 from cadenza.service.front import Addresses, FrontConfig
-from cadenza.wire.messages import EngineConfig, Ready
+from cadenza.wire.codec import FrameReader, encode
+from cadenza.wire.messages import EngineConfig, Ready, Start, ToEngine
 
 READY = Ready(
     max_model_len=2048,
@@ -147,6 +150,7 @@ def test_the_model_may_be_left_out(stub):
     assert stub.configs[-1].engine.model == str(locate("demo").path)
 
 
+HUGE = "9" * 23  # of no message's size
 WRONG_USES: list[tuple[list[str], str]] = [
     (["serve", "demo", "--bogus"], "--bogus"),
     (["serve", "demo", "more"], "more"),
@@ -164,18 +168,7 @@ WRONG_USES: list[tuple[list[str], str]] = [
     (["serve", "/no/such.gguf"], "/no/such.gguf"),
     (["serve", "no-such-folder"], "no-such-folder"),
     (["bogus"], "bogus"),
-    (["serve", "demo", "--port", "99999"], "--port"),
-    (["serve", "demo", "--grpc-port", "-1"], "--grpc-port"),
     (["serve", "demo", "--served-model-name", ""], "--served-model-name"),
-    (["serve", "demo", "--shutdown-timeout", "nan"], "--shutdown-timeout"),
-    (["serve", "demo", "--shutdown-timeout", "inf"], "--shutdown-timeout"),
-    (["serve", "demo", "--watermark", "1"], "--watermark"),
-    (["serve", "demo", "--swap-space", "-1"], "--swap-space"),
-    (["serve", "demo", "--swap-space", "inf"], "--swap-space"),
-    (["serve", "demo", "--swap-space", "1e300"], "--swap-space"),
-    (["serve", "demo", "--swap-space", "nan"], "--swap-space"),
-    (["serve", "demo", "--max-num-queued-reqs", "-1"], "--max-num-queued-reqs"),
-    (["serve", "demo", "--max-num-seqs", "0"], "--max-num-seqs"),
 ]
 
 
@@ -190,6 +183,64 @@ def test_a_wrong_use_is_one_line_and_status_2(
     assert said.err.count("\n") == 1
     assert word in said.err
     assert not stub.configs, "it went on all the same"
+
+
+TO_INT64 = "from 1 to 9223372036854775807."
+RANGES: list[tuple[str, list[str], str]] = [
+    ("--port", ["-1", "65536", HUGE], "from 0 to 65535."),
+    ("--grpc-port", ["-1", "65536", HUGE], "from 0 to 65535."),
+    ("--max-model-len", ["0", "-1", HUGE], TO_INT64),
+    ("--threads", ["0", "-1", "1025", HUGE], "from 1 to 1024."),
+    ("--block-size", ["0", "-1", "3", "131072", HUGE], "a power of two from 1 to 65536."),
+    ("--num-blocks", ["0", "-1", HUGE], TO_INT64),
+    ("--num-gpu-blocks-override", ["0", "-1", HUGE], TO_INT64),
+    ("--kv-cache-memory-bytes", ["0", "-1", str(1 << 63), HUGE], TO_INT64),
+    ("--swap-space", ["-1", "65537", "1e300", "nan", "inf"], "from 0 to 65536 GiB."),
+    ("--max-num-seqs", ["0", "-1", "65537", HUGE], "from 1 to 65536."),
+    ("--max-num-batched-tokens", ["0", "-1", HUGE], TO_INT64),
+    ("--watermark", ["-0.1", "1", "nan", "inf"], "at least 0 and less than 1."),
+    ("--max-num-queued-reqs", ["0", "-1", HUGE], TO_INT64),
+    ("--shutdown-timeout", ["-1", "1e300", "nan", "inf"], "from 0 to 31536000 seconds."),
+]
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "said"),
+    [(flag, value, said) for flag, values, said in RANGES for value in values],
+)
+def test_a_number_out_of_range_is_told_the_range(
+    stub, capsys: pytest.CaptureFixture[str], flag: str, value: str, said: str
+):
+    assert status_of("serve", "demo", f"{flag}={value}") == 2
+
+    error = capsys.readouterr().err
+    assert error.startswith("cadenza: Invalid value ")
+    assert error.endswith(f" for {flag}. Must be {said}\n")
+    assert not stub.configs, "it went on all the same"
+
+
+def test_every_flag_that_takes_a_number_has_a_range():
+    numbers = {
+        "--" + field.name.replace("_", "-")
+        for field in dataclasses.fields(ServeOptions)
+        if {"int", "float"} & set(re.findall(r"\w+", str(field.type).partition(",")[0]))
+    }
+
+    assert {flag for flag, _, _ in RANGES} == numbers | {"--num-blocks"}
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--kv-cache-memory-bytes", str((1 << 63) - 1), "--max-model-len", str((1 << 63) - 1)],
+        ["--swap-space", "65536", "--max-num-seqs", "65536", "--block-size", "65536"],
+    ],
+)
+def test_what_is_in_range_fits_into_a_message(stub, flags: list[str]):
+    engine = config_of(stub, *flags).engine
+
+    (start,) = FrameReader(ToEngine).feed(encode(Start(engine)))
+    assert start.config == engine
 
 
 def test_a_file_that_is_no_model_is_a_wrong_use(
