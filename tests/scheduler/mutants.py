@@ -32,13 +32,14 @@ FAST_PROOF = (
     "tests/scheduler/test_admission.py"
     "::test_those_who_starve_enter_in_order_of_arrival_whatever_they_score",
     "tests/scheduler/test_scheduler.py::test_what_a_failed_row_computed_is_never_found_again",
-    "tests/scheduler/test_scheduler.py::test_what_a_failed_row_held_is_never_found_again",
     "tests/scheduler/test_scheduler.py::test_starving_requests_take_every_fourth_admission",
     "tests/scheduler/test_scheduler.py::test_a_resumed_request_overtakes_nobody",
     "tests/scheduler/test_reaping.py"
     "::test_a_deadline_ends_all_choices_of_a_prompt_that_is_not_complete",
     "tests/scheduler/test_reaping.py"
     "::test_a_failed_row_keeps_nobody_from_publishing_the_same_prompt",
+    "tests/scheduler/test_reaping.py"
+    "::test_a_row_does_not_publish_again_what_it_shared_with_a_failed_one",
     "tests/scheduler/test_preemption.py::test_a_swapped_row_goes_on_where_it_was",
     "tests/scheduler/test_preemption.py"
     "::test_the_host_copy_is_dropped_when_only_the_last_shared_block_was_evicted",

@@ -338,6 +338,27 @@ def test_a_failed_row_keeps_nobody_from_publishing_the_same_prompt():
     assert driver.tokens[3] == oracle(prompt, 2)
 
 
+def test_a_row_does_not_publish_again_what_it_shared_with_a_failed_one():
+    """Its publications end with a block that the failed one held, so it would begin anew."""
+    prompt = list(range(1, 14))
+    driver = Driver()
+    driver.add(1, prompt, max_tokens=30)
+    driver.step()
+    driver.runner.fail = {2}
+    driver.add(2, prompt)
+    for _ in range(2):
+        driver.step()
+    assert driver.ends == {2: FinishReason.FAILED}
+    for _ in range(6):  # 1 fills its fourth block
+        driver.step()
+    driver.add(3, prompt)
+    driver.step()
+
+    assert driver.cached == {1: 0, 2: 12, 3: 0}
+    driver.run()
+    assert driver.tokens[1] == oracle(prompt, 30)
+
+
 @pytest.mark.parametrize("n", [1, 2])
 def test_equal_prompts_prefilled_together_are_published_once(n: int):
     """Each keeps what it computed; the next finds the first one's blocks."""
