@@ -17,7 +17,10 @@ class FinishReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """One candidate token: its id, its text alone (lossy), its bytes, its log-probability."""
+    """One candidate token: its id, its text alone (lossy), its bytes, its log-probability.
+
+    The last is the model's own: before penalties, temperature and filters.
+    """
 
     token_id: int
     text: str

@@ -187,7 +187,7 @@ class Counters(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
 
 class RowLogprobs(msgspec.Struct, frozen=True, array_like=True):
-    """Log-probabilities of one sampled token, before temperature and filters.
+    """Log-probabilities of one sampled token, before penalties, temperature and filters.
 
     `top_ids` (int32) and `top_logprobs` (float32) hold the wanted number of best tokens.
     """

@@ -257,7 +257,7 @@ class GenerationInput(_message.Message):
     """Goes on past the model's own end of turn."""
     logprobs: _builtins.int
     """Log-probabilities for each token: of the sampled one and of this many of the best. 0: of the
-    sampled one alone. Not set: none.
+    sampled one alone. Not set: none. They are the model's own, before penalties and temperature.
     """
     priority: _builtins.int
     """Lower is earlier, where the server's policy orders by priority. Default 0."""
@@ -709,7 +709,7 @@ class TokenLogprob(_message.Message):
     utf8: _builtins.bytes
     """Its bytes."""
     logprob: _builtins.float
-    """Natural logarithm of its probability, before temperature and filters."""
+    """Natural logarithm of its probability, before penalties, temperature and filters."""
     def __init__(
         self,
         *,
