@@ -147,11 +147,8 @@ class PrefixIndex:
         return True
 
     def _take(self, keys: Sequence[BlockKey], blocks: Sequence[int]) -> bool:
-        """Enter the blocks under their keys if neither has a publication yet; all or none.
-
-        None, too, if a block comes twice: siblings share blocks that a failed one left unpublished.
-        """
-        if self.names[blocks].any() or len(set(blocks)) < len(blocks):
+        """Enter the blocks under their keys if neither has a publication yet; all or none."""
+        if self.names[blocks].any():
             return False
         entered = list(map(self._block_of.setdefault, keys, blocks))
         if entered == blocks:
