@@ -223,9 +223,11 @@ def test_a_public_address_needs_a_flag():
 
 
 def test_a_setting_that_the_engine_refuses_is_told_in_one_line():
-    done = command("serve", "demo", "--port", "0", "--grpc-port", "0", "--block-size", "3")
+    done = command(
+        "serve", "demo", "--port", "0", "--grpc-port", "0", "--kv-cache-memory-bytes", "1"
+    )
 
-    assert_one_plain_line(done, "block_size is 3")
+    assert_one_plain_line(done, "kv_cache_bytes is 1, but")
 
 
 @pytest.mark.parametrize("flag", ["--port", "--grpc-port"])
