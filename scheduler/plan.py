@@ -76,7 +76,7 @@ class StepPlan:
 
 
 class Logprobs(NamedTuple):
-    """Log-probabilities at one sampled position, before temperature and filters."""
+    """Log-probabilities at one sampled position, before penalties, temperature and filters."""
 
     sampled: float
     top_ids: Int32Array  # [wanted], best first
