@@ -244,12 +244,11 @@ class Scheduler:
         """The watchdog: nothing moved for too long, so the first in line fails and is told."""
         stores, table = self._stores, self._stores.table
         idle_steps, self._idle_steps = self._idle_steps, 0
-        able = [
-            row for row in table if stores.credits.left[table.credit[row]] >= table.choices[row]
-        ]
-        if not able:  # they left in the reap of this very step
+        rows = np.flatnonzero(table.choices)
+        able = rows[stores.credits.cover(table.credit[rows], table.choices[rows])]
+        if not len(able):  # they left in the reap of this very step
             return Ended.nothing()
-        row = min(able, key=lambda row: int(table.arrival[row]))
+        row = int(able[table.arrival[able].argmin()])
         columns = {name: column[row].item() for name, column in table.by_name.items()}
         _log.error("no step made progress; failing the head", **columns, state_=self.statistics())
         for choice in table.cold(row).choices:
