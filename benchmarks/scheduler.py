@@ -9,8 +9,8 @@ each step. What an arrival costs, hashing its prompt included, is a row of its o
   turnover  in each step one row ends and one prompt of 512 tokens is admitted
   churn     about 1 % of the rows end in each step, and prompts of 512 tokens take their seats
 
-vLLM's side is `schedule` and `update_from_output`, in its own process; the two take turns, case by
-case. The environment says where it is: VLLM_VENV is a venv with vLLM, MODEL_DIR a model folder that
+vLLM's side is `schedule` and `update_from_output`, in its own process. The two take turns every few
+steps, so that a machine that is faster at times is so for both. The environment says where it is: VLLM_VENV is a venv with vLLM, MODEL_DIR a model folder that
 it can read. The exit status is 3 where they are missing, unless --no-peer says that only our own
 figures are wanted, and 0 otherwise: targets are told, not enforced.
 """
@@ -114,20 +114,27 @@ class Peer:
         self._log = log
         self.version: str = self._answer()["version"]
 
-    def measure(self, case: load.Case) -> load.Measured:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(case) + "\n")
-        self._process.stdin.flush()
-        return load.Measured(**self._answer())
+    def begin(self, case: load.Case) -> None:
+        """Warm up."""
+        self._ask(case)
 
-    def _answer(self) -> dict[str, Any]:
+    def measure(self) -> load.Measured:
+        """One round of the case that was begun last."""
+        return load.Measured(*self._ask(None))
+
+    def _ask(self, question: load.Case | None) -> Any:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(question) + "\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> Any:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
             self._log.seek(0)
             raise SystemExit(f"vLLM's side failed:\n{self._log.read()}")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+        return json.loads(line)
 
 
 @contextmanager
@@ -199,6 +206,19 @@ def header(*, with_peer: bool) -> str:
     return f"{above}{line} {spread}{'ratio':>8}" if with_peer else line
 
 
+def take_turns(
+    case: load.Case, side: load.Load, peer: Peer | None
+) -> tuple[load.Measured, load.Measured | None]:
+    """What all rounds took on our side, and on the peer's."""
+    if peer:
+        peer.begin(case)
+    ours, theirs = load.Measured([], [], 0), load.Measured([], [], 0)
+    for _ in range(load.STEPS // load.ROUND):
+        ours = ours.and_then(side.measure())
+        theirs = theirs.and_then(peer.measure()) if peer else theirs
+    return ours, theirs if peer else None
+
+
 def measure_shape(
     cases: tuple[str, ...], running: int, waiting: int, peer: Peer | None, clock: load.Clock
 ) -> Iterator[Row]:
@@ -207,8 +227,7 @@ def measure_shape(
     theirs_us: list[float] = []
     for name in cases:
         case = load.Case(name, running, waiting)
-        ours = load.measure(case, Ours(running, clock))
-        theirs = peer.measure(case) if peer else None
+        ours, theirs = take_turns(case, load.Load(case, Ours(running, clock)), peer)
         ours_us += ours.arrivals_us
         theirs_us += theirs.arrivals_us if theirs else []
         yield Row(
@@ -217,7 +236,7 @@ def measure_shape(
             waiting,
             Spread.of(ours.steps_us),
             Spread.of(theirs.steps_us) if theirs else None,
-            ours.ends_a_step,
+            ours.ends / load.STEPS,
         )
     if ours_us:
         theirs_spread = Spread.of(theirs_us) if theirs_us else None

@@ -28,6 +28,7 @@ CHURN_TOKENS = (70, 134)  # outputs; 102 on average, so that about 1 % of rows e
 TURNOVER_WAVE = 4  # requests that enter in one step while seats fill, prefilled in that step
 
 STEPS = 256  # measured; a multiple of the block size
+ROUND = 32  # steps that one side takes before it is the other's turn
 SETTLE_STEPS = 32
 SEED = 20_261
 
@@ -106,52 +107,56 @@ class Side(Protocol):
 
 
 class Measured(NamedTuple):
-    """Microseconds of all measured steps, and of the arrivals between them."""
+    """Microseconds of some steps, and of the arrivals between them."""
 
     steps_us: list[float]
     arrivals_us: list[float]
-    ends_a_step: float
+    ends: int
+
+    def and_then(self, other: Measured) -> Measured:
+        """Both, one after the other."""
+        return Measured(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
 
 
-def measure(case: Case, side: Side) -> Measured:
-    """Warm up, let the waiting arrive, and measure.
+class Load:
+    """One case on one side, warmed up and ready to be measured round by round.
 
     Whoever ends is followed by a new arrival before the next step, so that as many wait before
     each step; where nobody else waits, the newcomer takes the seat that this very step frees.
     """
-    load = _Load(case, side)
-    for step in range(case.warm_up_steps):
-        load.step(case.first_wave(step))
-    load.arrive(case.waiting)
-    gc.collect()  # the garbage of a case before this one is not this one's
-    for _ in range(SETTLE_STEPS):
-        load.step()
-    load.arrivals_us.clear()
-    steps = [load.step() for _ in range(STEPS)]
-    _check(case, steps)
-    ends = sum(step.ending for step in steps) / STEPS
-    return Measured([1e6 * step.took_s for step in steps], load.arrivals_us, ends)
 
-
-class _Load:
     def __init__(self, case: Case, side: Side) -> None:
         self._case = case
         self._side = side
         self._requests = 0
         self._ending = 0
-        self.arrivals_us: list[float] = []
+        self._arrivals_us: list[float] = []
+        for step in range(case.warm_up_steps):
+            self.step(case.first_wave(step))
+        self._arrive(case.waiting)
+        gc.collect()  # the garbage of a case before this one is not this one's
+        for _ in range(SETTLE_STEPS):
+            self.step()
 
-    def arrive(self, requests: int) -> None:
-        for request in range(self._requests, self._requests + requests):
-            prompt, max_tokens = self._case.prompt(request), self._case.max_tokens(request)
-            self.arrivals_us.append(1e6 * self._side.add(request, prompt, max_tokens))
-        self._requests += requests
+    def measure(self) -> Measured:
+        """One round."""
+        self._arrivals_us.clear()
+        steps = [self.step() for _ in range(ROUND)]
+        _check(self._case, steps)
+        ends = sum(step.ending for step in steps)
+        return Measured([1e6 * step.took_s for step in steps], [*self._arrivals_us], ends)
 
     def step(self, arrivals: int = 0) -> Stepped:
-        self.arrive(arrivals + self._ending)
+        self._arrive(arrivals + self._ending)
         stepped = self._side.step()
         self._ending = stepped.ending
         return stepped
+
+    def _arrive(self, requests: int) -> None:
+        for request in range(self._requests, self._requests + requests):
+            prompt, max_tokens = self._case.prompt(request), self._case.max_tokens(request)
+            self._arrivals_us.append(1e6 * self._side.add(request, prompt, max_tokens))
+        self._requests += requests
 
 
 def _check(case: Case, steps: list[Stepped]) -> None:

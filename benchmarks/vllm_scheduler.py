@@ -135,10 +135,13 @@ def main() -> None:
     model, clock = sys.argv[1:]
     init_none_hash(HASH)
     print(json.dumps({"version": vllm.__version__}), flush=True)
+    side = None
     for line in sys.stdin:
-        case = load.Case(*json.loads(line))
-        measured = load.measure(case, Vllm(model, case.running, load.CLOCKS[clock]))
-        print(json.dumps(measured._asdict()), flush=True)
+        if (case := json.loads(line)) is not None:
+            started = load.Case(*case)
+            side = load.Load(started, Vllm(model, started.running, load.CLOCKS[clock]))
+        assert side is not None, "a round of no case"
+        print(json.dumps(side.measure() if case is None else None), flush=True)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from cadenza.scheduler.decisions import Admitted, HostCopyDropped, Resumed, Star
 from cadenza.scheduler.planning import PlanBuilder
 from cadenza.scheduler.preemption import Lack, Preemption
 from cadenza.scheduler.request import HostCopy
+from cadenza.scheduler.seating import Candidate, Entry, Seating, candidates_of
 from cadenza.scheduler.states import State
 from cadenza.scheduler.stores import Stores
 from cadenza.scheduler.table import Rows
@@ -26,15 +27,6 @@ PINNED_TOKENS = 16  # that a row admitted as starving generates before it is a v
 
 _NOBODY: Rows = np.empty(0, dtype=np.intp)
 _NOTHING: Blocks = np.empty(0, dtype=np.int32)
-
-
-class Entry(NamedTuple):
-    """How a waiting row comes by the keys and values that it need not compute."""
-
-    found: Blocks  # the first of its block table, published
-    copied: list[tuple[int, int]]  # (index in its block table, host block)
-    computed: int  # tokens
-    from_host: bool = False
 
 
 # What becomes of a candidate. One that is passed over lacks tokens of this step, its reader's
@@ -51,7 +43,7 @@ class Admission:
         self._stores = stores
         self._preemption = preemption
         self._normal_since_starving = NORMAL_PER_STARVING
-        self._unfilled: list[tuple[int, Entry]] = []
+        self._seating = Seating(stores)
 
     def run(self, plan: PlanBuilder, budget: Budget) -> None:
         """Admit while seats, tokens and blocks last, beside the rows placed already."""
@@ -68,42 +60,47 @@ class Admission:
         extra, kept = np.diff(keep).tolist(), int(keep[0])
         fresh: list[int] = []
         promised = budget.promised
-        for rank, row in enumerate(candidates.tolist()):
+        for rank, candidate in enumerate(candidates_of(table, candidates)):
             if plan.is_full or not self._obtainable_seats():
                 break
-            entry = self._entry(row, plan)
-            wanted = max(0, kept + extra[rank])
-            lack = self._lack(plan, row, entry, wanted, promised)
-            verdict = self._judge(plan, budget, row, entry, lack, bool(starving[rank]))
+            entry = self._entry(candidate.row, plan)
+            wanted, needs = max(0, kept + extra[rank]), bool(starving[rank])
+            lack = self._lack(plan, candidate, entry, wanted, promised + self._seating.promised)
+            verdict = self._judge(plan, budget, candidate, entry, lack, needs)
             if verdict == "blocks":
                 break
             if verdict == "passed over":
                 continue
-            if table.admission[row] < 0:
-                fresh.append(int(table.arrival[row]))
-            if (
-                not lack.whole.is_none
-            ):  # others may have left, and with them what they were promised
+            if candidate.admission < 0:
+                fresh.append(candidate.arrival)
+            if not lack.whole.is_none:  # others may have left, with what they were promised
                 promised = promised_to(stores)
-            promised += self._seat(plan, row, entry, promised)
+            self._seating.enter(plan, candidate, entry, promised + self._seating.promised)
             kept = wanted
-            self._tell(plan, row, entry, rank, bool(starving[rank]))
-        self._fill(plan)
+            self._tell(plan, candidate, entry, rank, needs)
+        self._seating.seat(plan)
         self._count_overtakes(waiting, fresh)
 
     def _judge(
-        self, plan: PlanBuilder, budget: Budget, row: int, entry: Entry, lack: Lack, starving: bool
+        self,
+        plan: PlanBuilder,
+        budget: Budget,
+        candidate: Candidate,
+        entry: Entry,
+        lack: Lack,
+        starving: bool,
     ) -> _Verdict:
         """Whether the row enters, and if not, whether those behind it still may."""
         table, credits = self._stores.table, self._stores.credits
-        if not credits.has_spare(int(table.credit[row]), int(table.choices[row])):
+        if not credits.has_spare(candidate.credit, candidate.choices):
             return "passed over"
-        has_tokens = plan.has_room_for(int(table.num_tokens[row]) - entry.computed)
+        has_tokens = plan.has_room_for(candidate.num_tokens - entry.computed)
         if lack.whole.is_none:
             if has_tokens:
                 return "enters"
             return "blocks" if starving else "passed over"
-        if has_tokens and self._preemption.make_room(plan, budget, row, lack, entry.found):
+        row, found = candidate.row, entry.found
+        if has_tokens and self._preemption.make_room(plan, budget, row, lack, found):
             return "enters"
         lacks_only_seats = lack.whole.blocks <= 0 and table.free_seats > 0
         return "passed over" if lacks_only_seats and not starving else "blocks"
@@ -176,81 +173,27 @@ class Admission:
         for choice in cold.choices:
             stores.log.append(HostCopyDropped(plan.step_id, plan.now_s, choice))
 
-    def _lack(self, plan: PlanBuilder, row: int, entry: Entry, keep: int, promised: int) -> Lack:
+    def _lack(
+        self, plan: PlanBuilder, candidate: Candidate, entry: Entry, keep: int, promised: int
+    ) -> Lack:
         """What the row lacks to hold all its known tokens, with `keep` and the watermark left.
 
         Both are waived while nothing runs, or a large request would wait for ever.
         """
-        stores, table = self._stores, self._stores.table
-        missing = table.blocks_for(row) - len(entry.found)
+        stores = self._stores
+        missing = candidate.blocks - len(entry.found)
         left = stores.pool.num_available - stores.pool.num_unheld(entry.found) - missing
-        seats = int(table.choices[row]) - table.free_seats
+        seats = candidate.choices - stores.table.free_seats
         if plan.is_empty:
             return Lack(Shortage(-left, seats), Shortage(-left, seats))
-        spared = stores.watermark + promised + self._promise(row)
+        spared = stores.watermark + promised + candidate.tails
         return Lack(Shortage(spared + keep - left, seats), Shortage(spared - left, seats))
 
-    def _promise(self, row: int) -> int:
-        """Blocks beyond those of the prompt, so that each of several choices has its own tail."""
-        table = self._stores.table
-        if table.choices[row] == 1:
-            return 0
-        full = int(table.prompt_tokens[row]) // table.block_size
-        return full + int(table.choices[row]) - table.blocks_for(row)
-
-    def _seat(self, plan: PlanBuilder, row: int, entry: Entry, promised: int) -> int:
-        """Give the row its seats and what it found; returns the blocks it is promised beside all.
-
-        The rest of its blocks is reserved, and follows for all admitted rows at once.
-        """
-        stores, table = self._stores, self._stores.table
-        cold = table.cold(row)
-        stores.pool.pin(entry.found)
-        stores.pool.reserve(table.blocks_for(row) - len(entry.found))
-        self._unfilled.append((row, entry))
-        if cold.host is not None:
-            stores.host.release(block for _, block in cold.host.copied)
-            cold.host = None
-        self._count(row, entry)
-        stores.credits.set_aside(int(table.credit[row]), int(table.choices[row]))
-        stores.prefixes.remove(row)
-        table.seat_row(row, entry.found, entry.computed)
-        index = stores.pool.index
-        end = index.end(index.root(cold.salt), entry.found)
-        table.prefix_block[row], table.prefix_name[row] = end
-        table.published_blocks[row] = len(entry.found)
-        promise = min(self._promise(row), max(0, stores.pool.num_available - promised))
-        table.promised_blocks[row] = promise
-        remaining = int(table.num_tokens[row]) - entry.computed
-        plan.place_admitted(row, cold.choices, entry.computed, remaining)
-        return promise
-
-    def _fill(self, plan: PlanBuilder) -> None:
-        """Give the rows seated in this step the rest of their blocks."""
-        stores, table = self._stores, self._stores.table
-        fresh, start = stores.pool.allocate_reserved(), 0
-        for row, entry in self._unfilled:
-            end = start + table.blocks_for(row) - len(entry.found)
-            table.extend_blocks(row, fresh[start:end])
-            start = end
-            if entry.copied:
-                blocks = table.blocks(row)
-                plan.copies.swap_in += [(host, int(blocks[index])) for index, host in entry.copied]
-        self._unfilled.clear()
-
-    def _count(self, row: int, entry: Entry) -> None:
-        """Keep the statistics of the prefix cache: first admissions, and what is computed again."""
-        table, totals = self._stores.table, self._stores.totals
-        cold = table.cold(row)
-        if table.admission[row] < 0:
-            totals.prefix_queries += int(table.num_tokens[row])
-            totals.prefix_hits += entry.computed
-        totals.recomputed_tokens += max(0, cold.lost_tokens - entry.computed)
-        cold.lost_tokens = 0
-
-    def _tell(self, plan: PlanBuilder, row: int, entry: Entry, rank: int, starving: bool) -> None:
+    def _tell(
+        self, plan: PlanBuilder, candidate: Candidate, entry: Entry, rank: int, starving: bool
+    ) -> None:
         """Log the admission; a row that was starving is pinned for a while."""
-        stores, table = self._stores, self._stores.table
+        stores, table, row = self._stores, self._stores.table, candidate.row
         self._normal_since_starving = 0 if starving else self._normal_since_starving + 1
         if starving:
             table.pinned_until[row] = table.generated_tokens[row] + PINNED_TOKENS
@@ -258,7 +201,7 @@ class Admission:
         wait_s = plan.now_s - cold.left_s
         for choice in cold.choices:
             when = plan.step_id, plan.now_s, choice
-            if table.preemptions[row]:
+            if candidate.preemptions:
                 resumed = Resumed(*when, rank, wait_s, entry.computed, entry.from_host)
                 stores.log.append(resumed)
             else:

@@ -104,16 +104,28 @@ class BlockPool:
         tail unreachable.
         """
         blocks = tables[0][::-1] if len(tables) == 1 else _concatenate_reversed(tables)
-        np.subtract.at(self._references, blocks, 1)
-        left = self._references[blocks]
-        assert left.min(initial=0) >= 0, "a block is released more often than held"
-        unheld = blocks[left == 0]
-        if len(tables) > 1:
-            unheld = _last_of_each(unheld)
+        unheld = blocks if self._release_unshared(blocks) else self._release_shared(blocks)
         self._num_held -= len(unheld)
         published = self.index.names[unheld] != 0
         self._cached.push(unheld[published])
         self._free.extend(unheld[~published].tolist())
+
+    def _release_unshared(self, blocks: Blocks) -> bool:
+        """`release` if each of the blocks is held once and given once; otherwise nothing."""
+        if (self._references[blocks] != 1).any():
+            return False
+        places = np.arange(len(blocks), dtype=np.int32)
+        self._references[blocks] = places
+        distinct = (self._references[blocks] == places).all()
+        self._references[blocks] = 0 if distinct else 1
+        return bool(distinct)
+
+    def _release_shared(self, blocks: Blocks) -> Blocks:
+        """`release` where blocks may be held, or given, several times; who is unheld then."""
+        np.subtract.at(self._references, blocks, 1)
+        left = self._references[blocks]
+        assert left.min(initial=0) >= 0, "a block is released more often than held"
+        return _last_of_each(blocks[left == 0])
 
     def publish(
         self, prefix: Prefix, keys: Sequence[BlockKey], tokens: Tokens, blocks: list[int]

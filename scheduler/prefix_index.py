@@ -1,15 +1,19 @@
 """The prefix index: which block holds the keys and values of which prefix.
 
-A block is published under the key of its tokens and all before them. A key alone proves nothing,
-since two prefixes with one key would read each other's values. So each publication has a name, used
-once, and a block is believed to continue a prefix only if it was published after the very
-publication that ends this prefix, and holds the very tokens.
+Published blocks form a tree: each continues another one, or begins a prefix under a salt. Each
+publication has a name, used once, and a block is believed to continue a prefix only if it was
+published after the very publication that ends this prefix, and holds the very tokens. A key alone
+proves nothing, since two prefixes with one key would read each other's values.
+
+Of the blocks that continue one, the first is its heir and found without its key. So what a row
+generates, which hardly ever has a sibling, is published without hashing it. The others, and all
+that begin a prefix, are branches, and found by key.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -20,6 +24,7 @@ from cadenza.scheduler.prefix import BlockKey
 Blocks = npt.NDArray[np.int32]
 Names = npt.NDArray[np.int64]
 Tokens = npt.NDArray[np.int32]
+Runs = npt.NDArray[np.intp]
 
 _MOST_ROOTS = 1 << 16  # salts that are remembered, the last used; under others nothing is found
 _UNPUBLISHED = 0
@@ -37,28 +42,33 @@ class Watcher(Protocol):
     """Is told when prefixes appear and disappear."""
 
     def on_published(self, keys: Sequence[BlockKey]) -> None:
-        """Blocks with these keys can be found from now on."""
+        """Blocks with these keys can be found from now on, each perhaps with others behind it."""
 
     def on_unpublished(self, blocks: Blocks) -> None:
         """These blocks cannot be found any more."""
 
 
 class PrefixIndex:
-    """Published blocks by key. Knows nothing of reference counts."""
+    """Published blocks by what they continue. Knows nothing of reference counts."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.watcher: Watcher | None = None
         self.names: Names = np.zeros(num_blocks, dtype=np.int64)  # 0: not published
-        self._after: Names = np.zeros(num_blocks, dtype=np.int64)  # name of the publication before
+        # By block, how many wait for something that continues it; the watcher counts
+        self.awaited = np.zeros(num_blocks, dtype=np.int64)
+        self._after: Names = np.zeros(num_blocks, dtype=np.int64)  # name of what each continues
+        self._parent: Blocks = np.full(num_blocks, _NO_BLOCK, dtype=np.int32)
+        self._heir: Blocks = np.full(num_blocks, _NO_BLOCK, dtype=np.int32)
+        self._num_branches = np.zeros(num_blocks, dtype=np.int64)  # that continue each
         self._tokens: Tokens = np.zeros((num_blocks, block_size), dtype=np.int32)
-        self._keys = np.empty(num_blocks, dtype=object)
-        self._block_of: dict[BlockKey, int] = {}
+        self._branches: dict[tuple[int, BlockKey], int] = {}  # by (name of what it continues, key)
+        self._places: dict[int, tuple[int, BlockKey]] = {}  # of each block among the branches
         self._roots: OrderedDict[str, int] = OrderedDict()  # salt -> name, below 0
         self._last_name = self._last_root = 0
 
     def __len__(self) -> int:
         """Published blocks."""
-        return len(self._block_of)
+        return int(np.count_nonzero(self.names))
 
     def root(self, salt: str) -> Prefix:
         """The empty prefix under `salt`."""
@@ -80,126 +90,181 @@ class PrefixIndex:
         """The prefix that ends with the last of `blocks`, or `prefix` if there are none."""
         return Prefix(int(blocks[-1]), int(self.names[blocks[-1]])) if len(blocks) else prefix
 
-    def match(self, prefix: Prefix, keys: Iterable[BlockKey], tokens: Tokens) -> Blocks:
-        """The blocks that continue `prefix`, as far as they are published.
+    def match(self, prefix: Prefix, keys: Sequence[BlockKey], tokens: Tokens) -> Blocks:
+        """The blocks that continue `prefix`, which is alive, as far as they are published.
 
         tokens: [keys, block_size], what the keys stand for.
         """
         found: list[int] = []
-        for key in keys:
-            block = self._block_of.get(key)
-            if block is None:
+        while len(found) < len(keys):
+            heirs = self._heirs(prefix.block, len(keys) - len(found))
+            found += heirs[: self._num_equal(heirs, tokens[len(found) :])]
+            if len(found) == len(keys):
                 break
-            found.append(block)
-        blocks = np.array(found, dtype=np.int32)
-        if not found:
-            return blocks
-        before = np.concatenate(((prefix.name,), self.names[blocks[:-1]]))
-        right = self._after[blocks] == before
-        right &= (self._tokens[blocks] == tokens[: len(blocks)]).all(axis=1)
-        return blocks if right.all() else blocks[: int(right.argmin())]
+            prefix = self.end(prefix, found)
+            branch = self._branches.get((prefix.name, keys[len(found)]))
+            if branch is None or not self._num_equal([branch], tokens[len(found) :]):
+                break
+            found.append(branch)
+            prefix = self.end(prefix, found)
+        return np.array(found, dtype=np.int32)
+
+    def _heirs(self, block: int, most: int) -> list[int]:
+        """The heir of a block, the heir of that, and so on."""
+        heirs: list[int] = []
+        block = self._heir.item(block) if block >= 0 else _NO_BLOCK
+        while block >= 0 and len(heirs) < most:
+            heirs.append(block)
+            block = self._heir.item(block)
+        return heirs
+
+    def _num_equal(self, blocks: list[int], tokens: Tokens) -> int:
+        """How many of the blocks hold `tokens`, before the first that does not."""
+        if not blocks:
+            return 0
+        equal = (self._tokens[blocks] == tokens[: len(blocks)]).all(axis=1)
+        return len(blocks) if equal.all() else int(equal.argmin())
 
     def publish(
         self, prefix: Prefix, keys: Sequence[BlockKey], tokens: Tokens, blocks: list[int]
     ) -> tuple[Prefix, list[int]]:
         """Make held, fully computed blocks findable after `prefix`, which must be alive.
 
-        A block whose tokens are findable already is left alone, and the next one continues the
-        publication that is there. One that is in the way, because what it continued is gone or its
-        key means something else, is no longer findable.
+        Blocks whose tokens are findable already are left alone, and the next one continues the
+        publication that is there. What is in the way, because its key means something else or the
+        block stands for something else, is no longer findable.
 
         Returns the prefix that ends with the last block, and the blocks that were in the way.
         """
-        if self._take(keys, blocks):
-            return self._add_run(prefix, keys, tokens, blocks), []
-        displaced: list[int] = []
-        for index, (key, block) in enumerate(zip(keys, blocks, strict=True)):
-            known = self.match(prefix, [key], tokens[index : index + 1])
-            if len(known):
-                prefix = self.end(prefix, known)
-                continue
-            for other in (self._block_of.get(key, block), block):
-                if self.names[other] != _UNPUBLISHED:
-                    self.remove(np.array([other], dtype=np.int32))
-                    displaced.append(other)
-            self._block_of[key] = block
-            prefix = self._add_run(prefix, [key], tokens[index : index + 1], [block])
-        return prefix, displaced
+        known = self.match(prefix, keys, tokens)
+        prefix, num = self.end(prefix, known), len(known)
+        if num == len(keys):
+            return prefix, []
+        blocks, tokens, key = blocks[num:], tokens[num:], keys[num]
+        displaced = [block for block in blocks if self.names[block] != _UNPUBLISHED]
+        other = self._branches.get((prefix.name, key))
+        if other is not None and other not in displaced:
+            displaced.append(other)
+        self.remove(np.array(displaced, dtype=np.int32))
+        self._link(prefix, key, blocks[0])
+        names, heads = np.array([prefix.name]), np.array([0])
+        held = np.array(blocks, dtype=np.int32)
+        self._add(np.array([prefix.block], dtype=np.int32), names, heads, tokens, held)
+        self._announce([key])
+        return self.end(prefix, held), displaced
 
     def publish_runs(
         self,
+        parents: Blocks,
         names: Names,
-        starts: npt.NDArray[np.intp],
-        keys: Sequence[BlockKey],
+        starts: Runs,
         tokens: Tokens,
         blocks: Blocks,
-    ) -> bool:
-        """`publish` for many runs of blocks, one after another, if nothing at all is in the way.
+        key_of: Callable[[int], BlockKey],
+    ) -> npt.NDArray[np.bool_]:
+        """`publish` for many runs of unpublished blocks, one after another.
 
-        names: of the publications that the runs continue, all alive. starts: where each begins.
-        Returns whether it was done.
+        Args:
+            parents, names: the prefixes that the runs continue.
+            starts: where each run begins in `tokens` and `blocks`.
+            key_of: the key of a run's first block; asked for where it is needed.
+
+        Returns which of the runs were published: not those with anything in their way.
         """
-        if not self._take(keys, blocks.tolist()):
-            return False
-        after = np.arange(self._last_name, self._last_name + len(blocks))
-        after[starts] = names
-        self._add(after, keys, tokens, blocks)
-        return True
-
-    def _take(self, keys: Sequence[BlockKey], blocks: Sequence[int]) -> bool:
-        """Enter the blocks under their keys if neither has a publication yet; all or none."""
-        if self.names[blocks].any():
-            return False
-        entered = list(map(self._block_of.setdefault, keys, blocks))
-        if entered == blocks:
-            return True
-        for key, block, other in zip(keys, blocks, entered, strict=True):
-            if block == other:
-                del self._block_of[key]
-        return False
+        heads = blocks[starts]
+        self._tokens[heads] = tokens[starts]  # what continues one block is compared below
+        alive = (parents < 0) | (self.names[parents] == names)
+        done = alive & (parents >= 0) & (self._heir[parents] < 0)
+        done &= (self._num_branches[parents] == 0) & (self.awaited[parents] == 0)
+        self._heir[parents[done][::-1]] = heads[done][::-1]  # of several the first
+        done[done] = self._heir[parents[done]] == heads[done]
+        keys: list[BlockKey] = []
+        for run in np.flatnonzero(alive & ~done).tolist():
+            prefix, key = Prefix(int(parents[run]), int(names[run])), key_of(run)
+            is_taken = (prefix.name, key) in self._branches
+            if is_taken or len(self.match(prefix, (key,), tokens[starts[run]][None])):
+                continue
+            self._link(prefix, key, int(heads[run]))
+            keys.append(key)
+            done[run] = True
+        if not done.all():
+            kept = np.repeat(done, np.diff(starts, append=len(blocks)))
+            starts = (np.cumsum(kept) - 1)[starts[done]]
+            parents, names, tokens, blocks = parents[done], names[done], tokens[kept], blocks[kept]
+        self._add(parents, names, starts, tokens, blocks)
+        self._announce(keys)
+        return done
 
     def remove(self, blocks: Blocks) -> None:
         """Make these blocks unfindable, as far as they were findable; none twice."""
         blocks = blocks[self.names[blocks] != _UNPUBLISHED]
         if not len(blocks):
             return
-        for key in self._keys[blocks].tolist():
-            del self._block_of[key]
-        self._keys[blocks] = None
+        parents = self._parent[blocks]
+        is_heir = (parents >= 0) & (self._heir[parents] == blocks)
+        self._heir[parents[is_heir]] = _NO_BLOCK
+        for block in blocks[~is_heir].tolist():
+            if block in self._places:  # otherwise what it was the heir of has gone before it
+                self._unlink(block)
+        self._heir[blocks] = _NO_BLOCK
+        self._num_branches[blocks] = 0
         self.names[blocks] = _UNPUBLISHED
         if self.watcher is not None:
             self.watcher.on_unpublished(blocks)
 
-    def _add_run(
-        self, prefix: Prefix, keys: Sequence[BlockKey], tokens: Tokens, blocks: Sequence[int]
-    ) -> Prefix:
-        if not len(blocks):
-            return prefix
-        after = np.arange(self._last_name, self._last_name + len(blocks))
-        after[0] = prefix.name
-        self._add(after, keys, tokens, blocks)
-        return Prefix(blocks[-1], self._last_name)
+    def _link(self, prefix: Prefix, key: BlockKey, block: int) -> None:
+        """Let a block be found after `prefix`: as the heir if there is none, or else by key."""
+        if prefix.block >= 0 and self._heir[prefix.block] < 0:
+            self._heir[prefix.block] = block
+        else:
+            place = prefix.name, key
+            self._branches[place], self._places[block] = block, place
+            if prefix.block >= 0:
+                self._num_branches[prefix.block] += 1
+
+    def _unlink(self, branch: int) -> None:
+        place, parent = self._places.pop(branch), int(self._parent[branch])
+        del self._branches[place]
+        if parent >= 0 and self.names[parent] == place[0]:
+            self._num_branches[parent] -= 1
 
     def _add(
-        self,
-        after: Names,
-        keys: Sequence[BlockKey],
-        tokens: Tokens,
-        blocks: Sequence[int] | Blocks,
+        self, parents: Blocks, names: Names, starts: Runs, tokens: Tokens, blocks: Blocks
     ) -> None:
-        first = self._last_name + 1
-        self._last_name += len(blocks)
-        self.names[blocks] = np.arange(first, first + len(blocks))
-        self._after[blocks] = after
+        """Enter runs of blocks whose heads are linked; arguments as for `publish_runs`."""
+        num = len(blocks)
+        first, self._last_name = self._last_name + 1, self._last_name + num
+        new_names = np.arange(first, first + num)
+        parent, after, heir = np.empty_like(blocks), new_names - 1, np.empty_like(blocks)
+        parent[1:], heir[:-1] = blocks[:-1], blocks[1:]
+        parent[starts], after[starts] = parents, names
+        heir[starts - 1] = _NO_BLOCK  # of the last of each run; that of the last run stands last
+        self.names[blocks], self._after[blocks] = new_names, after
+        self._parent[blocks], self._heir[blocks] = parent, heir
         self._tokens[blocks] = tokens
-        self._keys[blocks] = keys
-        if self.watcher is not None:
+
+    def _announce(self, keys: Sequence[BlockKey]) -> None:
+        if self.watcher is not None and keys:
             self.watcher.on_published(keys)
 
     def check(self) -> None:
         """Raises AssertionError where the index contradicts itself."""
         published = np.flatnonzero(self.names)
         names = self.names[published]
-        assert len(set(names.tolist())) == len(published) == len(self._block_of)
-        for block in published.tolist():
-            assert self._block_of[self._keys[block]] == block, "the index is not one to one"
+        assert len(set(names.tolist())) == len(published), "two publications have one name"
+        assert not (self._heir[self.names == _UNPUBLISHED] >= 0).any()
+        parents = np.flatnonzero(self._heir >= 0)
+        heirs = self._heir[parents]
+        assert (self._after[heirs] == self.names[parents]).all(), "an heir of something else"
+        assert (self._parent[heirs] == parents).all() and self.names[heirs].all()
+        assert {block: place for place, block in self._branches.items()} == self._places
+        for block, (name, _) in self._places.items():
+            assert self.names[block] and self._after[block] == name, "a branch of something else"
+        parents = self._parent[list(self._places)]
+        parents = parents[(parents >= 0) & (self.names[parents] == self._after[list(self._places)])]
+        num_branches = np.bincount(parents, minlength=len(self.names))
+        assert np.array_equal(num_branches, self._num_branches), "branches are miscounted"
+        linked = {*heirs.tolist(), *self._places}
+        for block in set(published.tolist()) - linked:
+            parent = int(self._parent[block])
+            assert self.names[parent] != self._after[block], "a published block is not findable"

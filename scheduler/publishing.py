@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from cadenza.scheduler.prefix import BlockKey, block_key, extend_keys, root_key
-from cadenza.scheduler.prefix_index import Prefix, Tokens
+from cadenza.scheduler.columns import BoolColumn
+from cadenza.scheduler.prefix import BlockKey, extend_keys
+from cadenza.scheduler.prefix_index import Prefix
 from cadenza.scheduler.stores import Stores
 from cadenza.scheduler.table import Rows
 
@@ -26,51 +27,40 @@ class Publisher:
         if not len(more):
             return
         rows, full = rows[more], full[more]
-        if not self._publish_all(rows, full):
-            for row, upto in zip(rows.tolist(), full.tolist(), strict=True):
-                self._publish_row(row, upto)
+        done = self._publish_runs(rows, full)
+        for row, upto in zip(rows[~done].tolist(), full[~done].tolist(), strict=True):
+            self._publish_row(row, upto)
 
-    def _publish_all(self, rows: Rows, upto: Rows) -> bool:
-        """Publish every row's blocks up to `upto` at once.
+    def _publish_runs(self, rows: Rows, upto: Rows) -> BoolColumn:
+        """Publish the rows' blocks up to `upto` at once.
 
-        Returns whether it was done: not if anything is in the way and rows have to be looked at.
+        Returns for whom it was done: not where anything is in the way and has to be looked at.
         """
-        table, index = self._stores.table, self._stores.pool.index
-        size = table.block_size
-        ends, names = table.prefix_block[rows], table.prefix_name[rows]
-        if not ((index.names[ends] == names) | (ends < 0)).all():
-            return False
+        table, pool = self._stores.table, self._stores.pool
         first = table.published_blocks[rows]
         counts = upto - first
-        seats, last = np.repeat(table.seat[rows], counts), np.cumsum(counts) - 1
-        depths = np.arange(len(seats)) + np.repeat(upto - 1 - last, counts)
-        tokens = table.history[seats[:, None], depths[:, None] * size + np.arange(size)]
+        ends = np.cumsum(counts)
+        seats, starts = np.repeat(table.seat[rows], counts), ends - counts
+        depths = np.arange(len(seats)) + np.repeat(first - starts, counts)
         blocks = table.block_table[seats, depths]
-        if self._stores.pool.num_trusted(blocks) < len(blocks):
-            return False
-        keys = self._hash(rows, first, upto, tokens)
-        if not index.publish_runs(names, last - counts + 1, keys, tokens, blocks):
-            return False
-        ends = blocks[last]
-        table.prefix_block[rows], table.prefix_name[rows] = ends, index.names[ends]
-        table.published_blocks[rows] = upto
-        return True
+        assert not pool.index.names[blocks].any(), "a block is offered that is published"
+        if pool.num_trusted(blocks) < len(blocks):
+            return np.zeros(len(rows), dtype=bool)
+        tokens = table.history_blocks[seats, depths]
+        prefixes = table.prefix_block[rows].astype(np.int32), table.prefix_name[rows]
+        done = pool.index.publish_runs(
+            *prefixes, starts, tokens, blocks, lambda run: self._key(int(rows[run]), int(first[run]))
+        )
+        tails = blocks[ends - 1][done]
+        rows = rows[done]
+        table.prefix_block[rows], table.prefix_name[rows] = tails, pool.index.names[tails]
+        table.published_blocks[rows] = upto[done]
+        return done
 
-    def _hash(self, rows: Rows, first: Rows, upto: Rows, tokens: Tokens) -> list[BlockKey]:
-        """Keys of the blocks `first` to `upto` of each row; `tokens` [blocks, block_size]."""
-        raw, size = tokens.astype("<i4").tobytes(), 4 * tokens.shape[1]
-        hashed: list[BlockKey] = []
-        start = 0
-        for row, begin, end in zip(rows.tolist(), first.tolist(), upto.tolist(), strict=True):
-            cold = self._stores.table.cold(row)
-            keys = cold.keys
-            for depth in range(len(keys), end):
-                parent = keys[-1] if keys else root_key(cold.salt)
-                at = start + (depth - begin) * size
-                keys.append(block_key(parent, raw[at : at + size]))
-            hashed += keys[begin:end]
-            start += (end - begin) * size
-        return hashed
+    def _key(self, row: int, depth: int) -> BlockKey:
+        cold, size = self._stores.table.cold(row), self._stores.config.block_size
+        extend_keys(cold.keys, cold.salt, self._stores.table.ids(row), size, depth + 1)
+        return cold.keys[depth]
 
     def _publish_row(self, row: int, upto: int) -> None:
         table, pool, size = self._stores.table, self._stores.pool, self._stores.config.block_size

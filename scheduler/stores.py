@@ -14,6 +14,7 @@ from cadenza.scheduler.costs import CostModel
 from cadenza.scheduler.credits import Credits
 from cadenza.scheduler.decisions import DecisionLog, Finished
 from cadenza.scheduler.host_pool import HostPool
+from cadenza.scheduler.prefix import extend_keys
 from cadenza.scheduler.states import FinishReason
 from cadenza.scheduler.table import RequestTable, Rows
 from cadenza.scheduler.waiting_prefixes import WaitingPrefixes
@@ -78,9 +79,10 @@ class Stores:
     def findable(self, row: int, tokens: int) -> Blocks:
         """The blocks in which the row's first full blocks can be found now, up to `tokens`."""
         cold, size = self.table.cold(row), self.config.block_size
-        full = min(tokens // size, len(cold.keys))
-        ids = self.table.ids(row)[: full * size].reshape(-1, size)
-        return self.pool.index.match(self.pool.index.root(cold.salt), cold.keys[:full], ids)
+        ids, full = self.table.ids(row), tokens // size
+        extend_keys(cold.keys, cold.salt, ids, size, full)
+        root, ids = self.pool.index.root(cold.salt), ids[: full * size].reshape(-1, size)
+        return self.pool.index.match(root, cold.keys[:full], ids)
 
     def follow(self, row: int) -> None:
         """Keep the cached prefix of a row that has begun to wait current."""
@@ -90,17 +92,17 @@ class Stores:
     def remove(self, rows: Rows, reasons: Sequence[FinishReason], now_s: float) -> None:
         """Let rows go in whatever state they are, with all that they hold."""
         table = self.table
-        self.pool.release(*(table.blocks(row) for row in rows))
-        for row, reason in zip(rows.tolist(), reasons, strict=True):
+        self.pool.release(*(table.blocks(row) for row in rows.tolist()))
+        lengths, slots = table.generated_tokens[rows].tolist(), table.credit[rows].tolist()
+        for row, reason, generated, slot in zip(rows.tolist(), reasons, lengths, slots, strict=True):
             cold = table.cold(row)
-            generated = int(table.generated_tokens[row])
             for choice in cold.choices:
                 self.log.append(Finished(self.totals.steps, now_s, choice, reason, generated))
             if cold.host is not None:
                 self.host.release(block for _, block in cold.host.copied)
             self.prefixes.remove(row)
-            self.credits.release(int(table.credit[row]))
-            table.remove(row)
+            self.credits.release(slot)
+        table.remove(rows)
 
     def drop_choice(self, row: int, request: int, reason: FinishReason, now_s: float) -> None:
         """Let one of several choices go that still share a row."""

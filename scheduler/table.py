@@ -7,13 +7,13 @@ choices draw their first tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from cadenza.policies.views import RequestColumns
-from cadenza.scheduler.columns import Columns
+from cadenza.scheduler.columns import Columns, IntColumn
 from cadenza.scheduler.request import MAX_STOP_TOKEN_IDS, Arrival, Request
 from cadenza.scheduler.states import TRANSITIONS, State
 
@@ -25,7 +25,7 @@ _NO_TOKEN = -1
 _FREE, _WAITING, _RUNNING = State.FREE, State.WAITING, State.RUNNING
 _PARKED, _SWAPPED = State.PARKED, State.SWAPPED
 _WAITS = frozenset({State.WAITING, State.PREEMPTED, State.SWAPPED})
-_LEGAL = frozenset((int(at), int(to)) for at, all_to in TRANSITIONS.items() for to in all_to)
+_LEGAL = np.array([[to in TRANSITIONS[at] for to in State] for at in State])
 
 
 class RequestTable(Columns):
@@ -36,9 +36,11 @@ class RequestTable(Columns):
         self.num_seats = num_seats
         self.max_model_len = max_model_len
         self.block_size = block_size
-        self.block_table = np.zeros((num_seats, -(-max_model_len // block_size)), dtype=np.int32)
+        most_blocks = -(-max_model_len // block_size)
+        self.block_table = np.zeros((num_seats, most_blocks), dtype=np.int32)
         # Taken from the system page by page, as histories first grow so long
-        self.history = np.zeros((num_seats, max_model_len), dtype=np.int32)
+        self.history_blocks = np.zeros((num_seats, most_blocks, block_size), dtype=np.int32)
+        self.history = self.history_blocks.reshape(num_seats, -1)
         self.row_at = np.full(num_seats, -1, dtype=np.intp)  # by the seat of a row's first choice
         self.stop_token_ids = np.empty((0, MAX_STOP_TOKEN_IDS), dtype=np.int32)
         self.num_parked = self.num_swapped = 0
@@ -132,21 +134,32 @@ class RequestTable(Columns):
         self._cold[row] = Request(tokens, arrival.cache_salt, list(arrival.requests), left_s=now_s)
         return row
 
-    def seat_row(self, row: int, blocks: npt.NDArray[np.int32], computed: int) -> None:
-        """Give a waiting row its seats and its first blocks, with `computed` tokens in them."""
-        self._move(row, _RUNNING)
+    def take_seats(self, row: int) -> None:
+        """Set seats aside for all choices of a waiting row; `seat_rows` follows in this step."""
         cold = self._cold[row]
         cold.seats = [self._free_seats.pop() for _ in cold.choices]
-        self._sit(row, cold.seats[0])
-        self.block_table[self.seat[row], : len(blocks)] = blocks
-        self.blocks_held[row] = len(blocks)
-        self.computed_tokens[row] = computed
-        self.shares_tail[row] = False
-        self.overtakes[row] = 0
-        if self.admission[row] < 0:
+
+    def seat_rows(
+        self, rows: Rows, tables: Sequence[npt.NDArray[np.int32]], computed: IntColumn
+    ) -> None:
+        """Let waiting rows sit down on the seats they took.
+
+        tables: their blocks. computed: how many of their tokens are in these already.
+        """
+        self._move_all(rows, _RUNNING)
+        cold = [self._cold[row] for row in rows.tolist()]
+        seats = [each.seats[0] for each in cold]
+        self.seat[rows], self.row_at[seats] = seats, rows
+        for seat, each, blocks in zip(seats, cold, tables, strict=True):
+            self.block_table[seat, : len(blocks)] = blocks
+            self.history[seat, : len(each.tokens)] = each.tokens
+        self.blocks_held[rows] = [len(blocks) for blocks in tables]
+        self.computed_tokens[rows] = computed
+        self.shares_tail[rows] = False
+        self.overtakes[rows] = 0
+        for row in rows[self.admission[rows] < 0].tolist():
             self.admission[row] = self._admissions
-            self._admissions += len(cold.choices)
-        self.history[self.seat[row], : len(cold.tokens)] = cold.tokens
+            self._admissions += len(self._cold[row].choices)
 
     def unseat_row(self, row: int, to: State) -> None:
         """PREEMPTED or SWAPPED: the history is kept, seats and block table are given up."""
@@ -207,14 +220,19 @@ class RequestTable(Columns):
             self.history[cold.seats[0]] = self.history[seat]
         self._free_seats.append(seat)
 
-    def remove(self, row: int) -> None:
-        """Forget a row in any state, with all its choices. Its blocks must have been released."""
-        self._move(row, _FREE)
-        self._give_up_seats(row)
-        for request in self._cold.pop(row).choices:
-            del self._row_of[request]
-        self.choices[row] = 0
-        self._free_rows.append(row)
+    def remove(self, rows: Rows) -> None:
+        """Forget rows in any state, with all their choices. Their blocks must be released."""
+        self._move_all(rows, _FREE)
+        seats = self.seat[rows]
+        self.row_at[seats[seats != NO_SEAT]] = -1
+        self.seat[rows] = NO_SEAT
+        self.blocks_held[rows] = self.choices[rows] = 0
+        for row in rows.tolist():
+            cold = self._cold.pop(row)
+            self._free_seats.extend(reversed(cold.seats))
+            for request in cold.choices:
+                del self._row_of[request]
+        self._free_rows.extend(rows.tolist())
 
     def append_tokens(self, rows: Rows, tokens: npt.NDArray[np.int32]) -> None:
         """One new token for each of these running rows."""
@@ -258,13 +276,20 @@ class RequestTable(Columns):
         self.blocks_held[row] = 0
 
     def _move(self, row: int, to: State) -> None:
-        state = int(self.state[row])
-        assert (state, to) in _LEGAL, f"row {row} cannot go from {State(state).name} to {to.name}"
-        self.num_parked += (to is _PARKED) - (state == _PARKED)
-        self.num_swapped += (to is _SWAPPED) - (state == _SWAPPED)
-        self.state[row] = to
-        self.waits[row] = to in _WAITS
-        self.parked[row] = to is _PARKED
+        self._move_all(np.array([row]), to)
+
+    def _move_all(self, rows: Rows, to: State) -> None:
+        states = self.state[rows]
+        illegal = np.flatnonzero(~_LEGAL[states, to])
+        if len(illegal):
+            row, state = rows[illegal[0]], State(states[illegal[0]]).name
+            raise AssertionError(f"row {row} cannot go from {state} to {to.name}")
+        num = len(rows)
+        self.num_parked += num * (to is _PARKED) - int(np.count_nonzero(states == _PARKED))
+        self.num_swapped += num * (to is _SWAPPED) - int(np.count_nonzero(states == _SWAPPED))
+        self.state[rows] = to
+        self.waits[rows] = to in _WAITS
+        self.parked[rows] = to is _PARKED
 
     def _take_row(self) -> int:
         if not self._free_rows:

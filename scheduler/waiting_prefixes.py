@@ -7,7 +7,6 @@ found, to the row. A step then costs nothing for rows whose prefix stays as it i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
 from typing import TypeVar
 
 import numpy as np
@@ -51,7 +50,9 @@ class WaitingPrefixes:
         """Follow the row no longer, if it was followed."""
         if row in self._found:
             self._forget_end(row)
-            self._passing[self._found.pop(row)] -= 1
+            found = self._found.pop(row)
+            if len(found):
+                self._passing[found] -= 1
             self._table.cached_tokens[row] = 0
             self._table.next_block_key[row] = _NO_KEY
 
@@ -102,7 +103,7 @@ class WaitingPrefixes:
         known = len(found)
         prefix = self._index.end(self._index.root(cold.salt), found)
         tokens = cold.tokens[known * size : most * size].reshape(-1, size)
-        return self._index.match(prefix, islice(cold.keys, known, most), tokens)
+        return self._index.match(prefix, cold.keys[known:most], tokens)
 
     def _move_end(self, row: int, found: Blocks) -> None:
         """Let the prefix of a followed row be `found`; the caller counts who passes a block."""
@@ -117,6 +118,8 @@ class WaitingPrefixes:
         if len(found) < self._most(row):
             key = self._table.cold(row).keys[len(found)]
             self._wanted.setdefault(key, {})[row] = None
+            if len(found):
+                self._index.awaited[found[-1]] += 1
             self._table.next_block_key[row] = int.from_bytes(key[:8], "little", signed=True)
         else:
             self._table.next_block_key[row] = _NO_KEY
@@ -127,10 +130,12 @@ class WaitingPrefixes:
             _discard(self._ending, int(found[-1]), row)
         if len(found) < self._most(row):
             _discard(self._wanted, self._table.cold(row).keys[len(found)], row)
+            if len(found):
+                self._index.awaited[found[-1]] -= 1
 
     def check(self) -> None:
         """Match every followed row anew; raises AssertionError where anything is stale."""
-        passing = np.zeros_like(self._passing)
+        passing, awaited = np.zeros_like(self._passing), np.zeros_like(self._index.awaited)
         wanted: dict[BlockKey, set[int]] = {}
         ending: dict[int, set[int]] = {}
         for row, found in list(self._found.items()):
@@ -144,7 +149,9 @@ class WaitingPrefixes:
                 ending.setdefault(int(found[-1]), set()).add(row)
             if len(found) < self._most(row):
                 wanted.setdefault(self._table.cold(row).keys[len(found)], set()).add(row)
+                awaited[found[-1:]] += 1
         assert np.array_equal(passing, self._passing), "the rows through a block are miscounted"
+        assert np.array_equal(awaited, self._index.awaited), "who waits for more is miscounted"
         assert {key: set(rows) for key, rows in self._wanted.items()} == wanted
         assert {block: set(rows) for block, rows in self._ending.items()} == ending
         assert not self._gone.any()

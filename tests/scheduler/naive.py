@@ -10,11 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 
+# The name of the publication that a block continues, None at the start, and the block's tokens
+Place = tuple[object, tuple[int, ...]]
+
+
 @dataclass(eq=False)
 class Block:
-    key: tuple[int, ...] | None = None  # every token up to the block's end, while published
+    place: Place | None = None  # while published
     name: object = None  # of this publication; a new one each time
-    after: object = None  # the name of the publication that it continues
     references: int = 1
 
 
@@ -52,7 +55,7 @@ class NaiveScheduler:
         )
         self.free = num_blocks
         self.cached: list[Block] = []  # oldest release first
-        self.index: dict[tuple[int, ...], Block] = {}
+        self.index: dict[Place, Block] = {}
         self.waiting: list[Row] = []  # by arrival
         self.running: list[Row] = []  # by first admission
         self.arrivals: list[Row] = []
@@ -95,15 +98,11 @@ class NaiveScheduler:
             row.computed += count
             if row.request in sampled:
                 row.tokens.append(sampled[row.request])
-        for row, _ in self.planned:
-            if (row.published + 1) * self.size <= row.computed and not self.lives(row):
+        full = [row for row, _ in self.planned if (row.published + 1) * self.size <= row.computed]
+        for row in [row for row in full if not self.is_new(row) or self.publish(row)]:
+            if not self.lives(row):
                 row.published, row.end, row.end_name = 0, None, None
-            while (row.published + 1) * self.size <= row.computed:
-                end = (row.published + 1) * self.size
-                key, block = tuple(row.tokens[:end]), row.blocks[row.published]
-                row.end = self.publish(block, key, row.end_name)
-                row.end_name = row.end.name
-                row.published += 1
+            self.publish(row)
         for row, _ in self.planned:
             generated = len(row.tokens) - row.prompt
             if generated >= row.max_tokens or len(row.tokens) >= self.longest:
@@ -124,10 +123,10 @@ class NaiveScheduler:
             considered += 1
             hits: list[Block] = []
             while (len(hits) + 1) * self.size < len(row.tokens):
-                found = self.index.get(tuple(row.tokens[: (len(hits) + 1) * self.size]))
-                if found is None or found.after is not (hits[-1].name if hits else None):
+                place = self.place(row, len(hits), hits[-1].name if hits else None)
+                if place not in self.index:
                     break
-                hits.append(found)
+                hits.append(self.index[place])
             fresh = -(-len(row.tokens) // self.size) - len(hits)
             unheld = sum(block.references == 0 for block in hits)
             if self.available() - unheld - fresh < (self.keep if self.running else 0):
@@ -226,29 +225,33 @@ class NaiveScheduler:
     def release(self, blocks: list[Block]) -> None:
         for block in reversed(blocks):
             block.references -= 1
-            if block.references == 0 and block.key is None:
+            if block.references == 0 and block.place is None:
                 self.free += 1
             elif block.references == 0:
                 self.cached.append(block)
 
     def lives(self, row: Row) -> bool:
-        return row.end is None or (row.end.key is not None and row.end.name is row.end_name)
+        return row.end is None or (row.end.place is not None and row.end.name is row.end_name)
+
+    def place(self, row: Row, depth: int, after: object) -> Place:
+        return after, tuple(row.tokens[depth * self.size : (depth + 1) * self.size])
+
+    def is_new(self, row: Row) -> bool:
+        """Whether nobody has published what the row's next full block holds."""
+        return self.lives(row) and self.place(row, row.published, row.end_name) not in self.index
 
     def hide(self, block: Block) -> None:
-        assert block.key is not None
-        del self.index[block.key]
-        block.key = None
+        assert block.place is not None
+        del self.index[block.place]
+        block.place = None
 
-    def publish(self, block: Block, key: tuple[int, ...], after: object) -> Block:
-        known = self.index.get(key)
-        if known is not None and known.after is after:
-            return known
-        for other in (known, block):
-            if other is not None and other.key is not None:
-                self.hide(other)
-                if other in self.cached:
-                    self.cached.remove(other)
-                    self.free += 1
-        self.index[key] = block
-        block.key, block.name, block.after = key, object(), after
-        return block
+    def publish(self, row: Row) -> None:
+        while (row.published + 1) * self.size <= row.computed:
+            block, place = row.blocks[row.published], self.place(row, row.published, row.end_name)
+            if place not in self.index:
+                if block.place is not None:
+                    self.hide(block)
+                self.index[place], block.place, block.name = block, place, object()
+            row.end = self.index[place]
+            row.end_name = row.end.name
+            row.published += 1

@@ -1,0 +1,127 @@
+"""Seating: those who enter in a step get their seats and blocks, all at once."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from cadenza.scheduler.blocks import Blocks
+from cadenza.scheduler.planning import PlanBuilder
+from cadenza.scheduler.stores import Stores
+from cadenza.scheduler.table import RequestTable, Rows
+
+
+class Candidate(NamedTuple):
+    """A waiting row in plain numbers, since admission reads each of them several times."""
+
+    row: int
+    arrival: int
+    admission: int  # -1: never yet
+    choices: int
+    credit: int  # slot
+    preemptions: int
+    num_tokens: int
+    blocks: int  # that these tokens take
+    tails: int  # blocks beyond those, so that each of several choices has a tail of its own
+
+
+class Entry(NamedTuple):
+    """How a waiting row comes by the keys and values that it need not compute."""
+
+    found: Blocks  # the first of its block table, published
+    copied: list[tuple[int, int]]  # (index in its block table, host block)
+    computed: int  # tokens
+    from_host: bool = False
+
+
+def candidates_of(table: RequestTable, rows: Rows) -> list[Candidate]:
+    """The rows, in their order."""
+    size, choices, num_tokens = table.block_size, table.choices[rows], table.num_tokens[rows]
+    blocks = -(-num_tokens // size)
+    tails = np.where(choices > 1, table.prompt_tokens[rows] // size + choices - blocks, 0)
+    columns = (
+        rows,
+        table.arrival[rows],
+        table.admission[rows],
+        choices,
+        table.credit[rows],
+        table.preemptions[rows],
+        num_tokens,
+        blocks,
+        tails,
+    )
+    return [Candidate(*each) for each in zip(*(column.tolist() for column in columns), strict=True)]
+
+
+class Seating:
+    """Takes what each row needs when it enters, and writes it down for all of them together."""
+
+    def __init__(self, stores: Stores) -> None:
+        self._stores = stores
+        self._entered: list[tuple[Candidate, Entry, int]] = []  # and blocks promised
+        self.promised = 0  # blocks, to those who entered and are not seated yet
+
+    def enter(self, plan: PlanBuilder, candidate: Candidate, entry: Entry, promised: int) -> None:
+        """Take seats and what was found, and reserve the other blocks.
+
+        `promised` is what others are promised; the row is promised no more than there is beside it.
+        """
+        stores, row = self._stores, candidate.row
+        cold = stores.table.cold(row)
+        stores.pool.pin(entry.found)
+        stores.pool.reserve(candidate.blocks - len(entry.found))
+        stores.table.take_seats(row)
+        if cold.host is not None:
+            stores.host.release(block for _, block in cold.host.copied)
+            cold.host = None
+        stores.credits.set_aside(candidate.credit, candidate.choices)
+        self._count(candidate, entry)
+        promise = min(candidate.tails, max(0, stores.pool.num_available - promised))
+        self.promised += promise
+        self._entered.append((candidate, entry, promise))
+        remaining = candidate.num_tokens - entry.computed
+        plan.place_admitted(row, cold.choices, entry.computed, remaining)
+
+    def seat(self, plan: PlanBuilder) -> None:
+        """Seat all who entered, with the blocks reserved for them."""
+        if not self._entered:
+            return
+        stores, table = self._stores, self._stores.table
+        fresh, start = stores.pool.allocate_reserved(), 0
+        tables: list[Blocks] = []
+        for candidate, entry, _ in self._entered:
+            end = start + candidate.blocks - len(entry.found)
+            blocks = fresh[start:end]
+            if len(entry.found):
+                blocks = np.concatenate((entry.found, blocks))
+            plan.copies.swap_in += [(host, int(blocks[index])) for index, host in entry.copied]
+            tables.append(blocks)
+            start = end
+        rows = np.array([candidate.row for candidate, _, _ in self._entered])
+        table.seat_rows(rows, tables, np.array([entry.computed for _, entry, _ in self._entered]))
+        table.promised_blocks[rows] = [promise for _, _, promise in self._entered]
+        self._set_prefixes(rows)
+        self._entered.clear()
+        self.promised = 0
+
+    def _set_prefixes(self, rows: Rows) -> None:
+        """What they found are the publications that their blocks continue."""
+        table, index = self._stores.table, self._stores.pool.index
+        ends = []
+        for candidate, entry, _ in self._entered:
+            self._stores.prefixes.remove(candidate.row)
+            root = index.root(table.cold(candidate.row).salt)
+            ends.append((*index.end(root, entry.found), len(entry.found)))
+        columns = table.prefix_block, table.prefix_name, table.published_blocks
+        for column, values in zip(columns, zip(*ends, strict=True), strict=True):
+            column[rows] = values
+
+    def _count(self, candidate: Candidate, entry: Entry) -> None:
+        """Keep the statistics of the prefix cache: first admissions, and what is computed again."""
+        totals, cold = self._stores.totals, self._stores.table.cold(candidate.row)
+        if candidate.admission < 0:
+            totals.prefix_queries += candidate.num_tokens
+            totals.prefix_hits += entry.computed
+        totals.recomputed_tokens += max(0, cold.lost_tokens - entry.computed)
+        cold.lost_tokens = 0
