@@ -1,7 +1,7 @@
 # Every target works from nothing: it makes .venv and installs what it needs.
 #
 #   make serve        the demo model on HTTP :8000 and gRPC :50051; ARGS="--port 9000" adds flags
-#   make test         the tests; PYTEST="tests/scheduler -x" narrows them
+#   make test         the tests; PYTEST="tests/scheduler -x" narrows them, WORKERS=0 is one process
 #   make check        linters, strict types, protos linted and current
 #   make test-extra   slower tests, bounded
 #   make soak         random lives of the scheduler, for ever; SEED=17 begins with that one
@@ -14,10 +14,14 @@ TORCH_SPEC ?= torch==2.13.0
 PYTHON3 ?= python3
 ARGS ?=
 PYTEST ?= tests
+WORKERS ?= 2
 SEED ?=
 
 # As the service starts its engine: threads that spin for long stop each other on shared cores
 export GOMP_SPINCOUNT ?= 1000
+
+# A file's tests share what is slow to build. In their order the long files come before the short
+SPREAD := --dist=loadscope --no-loadscope-reorder
 
 VENV := .venv
 PYTHON := $(VENV)/bin/python -P
@@ -32,7 +36,7 @@ serve: install
 	@$(PYTHON) -m cadenza.cli serve demo $(ARGS)
 
 test: install-dev
-	$(PYTHON) -m pytest -m "not extra and not gpu" $(PYTEST)
+	$(PYTHON) -m pytest -n $(WORKERS) $(SPREAD) -m "not extra and not gpu" $(PYTEST)
 
 test-extra: install-dev
 	$(PYTHON) -m pytest -m "extra and not gpu" $(PYTEST)
