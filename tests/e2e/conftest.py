@@ -91,6 +91,15 @@ def load_demo(dtype: str, block_size: int = BLOCK_SIZE) -> DemoModel:
     return DemoModel(runner, facts, settings)
 
 
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Tokens do not depend on it, and threads that share a core wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="session")
 def demo_fp32() -> DemoModel:
     return load_demo("float32")

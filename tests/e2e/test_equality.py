@@ -14,6 +14,8 @@ from cadenza.policies.profile import Profile
 from tests.e2e.conftest import DemoModel, varied_prompts
 
 NUM_TOKENS = 64
+NUM_CHECKED = 24  # of the runs in chunks and alone: a request fills a block or two
+NUM_SQUEEZED = 40  # of the run in a small pool: several requests lose their place
 CLOSE_LOGITS = 1e-4  # the reference's own best two are a tie within rounding
 
 OVER_COMMIT = Profile({"reserve_blocks": "none"})
@@ -27,23 +29,34 @@ class Run:
     digests: dict[int, list[bytes]]
     preempted: list[int]
 
+    def begins_with(self, other: Run) -> bool:
+        """Whether `other` has of every request the beginning, and its logits."""
+        return self.tokens.keys() == other.tokens.keys() and all(
+            self.tokens[request][: len(tokens)] == tokens
+            and self.digests[request][: len(tokens)] == other.digests[request]
+            for request, tokens in other.tokens.items()
+        )
+
 
 PROMPTS = varied_prompts(20, 600)
 
 
-def run_all(demo: DemoModel, profile: Profile | None = None, **limits: object) -> Run:
+def run_all(
+    demo: DemoModel, num_tokens: int, profile: Profile | None = None, **limits: object
+) -> Run:
     """Every prompt, all of them arriving at once."""
     driver, recorder = demo.drive(profile, **limits)
     for request, prompt in enumerate(PROMPTS):
-        driver.add(request, prompt, max_tokens=NUM_TOKENS)
+        driver.add(request, prompt, max_tokens=num_tokens)
     driver.run()
+    assert [len(driver.tokens[each]) for each in range(len(PROMPTS))] == [num_tokens] * len(PROMPTS)
     return Run(driver.tokens, recorder.digests, driver.preempted)
 
 
 @pytest.fixture(scope="module")
-def sixteen_at_once(demo_fp32: DemoModel) -> Run:
+def sixteen_at_once(demo_fp32: DemoModel, one_thread: None) -> Run:
     """Sixteen seats, whole prompts, and a pool that holds everybody."""
-    run = run_all(demo_fp32, max_num_seqs=16)
+    run = run_all(demo_fp32, NUM_TOKENS, max_num_seqs=16)
     assert not run.preempted
     return run
 
@@ -58,6 +71,7 @@ def reference() -> torch.nn.Module:
     return model.eval()
 
 
+@pytest.mark.timeout(240)  # with both models to load, and the run that the others compare with
 def test_greedy_tokens_equal_those_of_transformers(
     sixteen_at_once: Run, reference: torch.nn.Module
 ):
@@ -86,25 +100,27 @@ def test_alone_and_among_sixteen_are_bitwise_the_same(
     demo_fp32: DemoModel, sixteen_at_once: Run, request_id: int
 ):
     driver, recorder = demo_fp32.drive(enable_prefix_caching=False)
-    driver.add(request_id, PROMPTS[request_id], max_tokens=NUM_TOKENS)
+    driver.add(request_id, PROMPTS[request_id], max_tokens=NUM_CHECKED)
 
     driver.run()
 
-    assert driver.tokens[request_id] == sixteen_at_once.tokens[request_id]
-    assert recorder.digests[request_id] == sixteen_at_once.digests[request_id]
+    tokens = driver.tokens[request_id]
+    assert len(tokens) == NUM_CHECKED
+    assert tokens == sixteen_at_once.tokens[request_id][:NUM_CHECKED]
+    assert recorder.digests[request_id] == sixteen_at_once.digests[request_id][:NUM_CHECKED]
 
 
 def test_chunks_of_32_are_bitwise_one_prefill(demo_fp32: DemoModel, sixteen_at_once: Run):
-    run = run_all(demo_fp32, max_num_seqs=16, max_num_batched_tokens=32)
+    run = run_all(demo_fp32, NUM_CHECKED, max_num_seqs=16, max_num_batched_tokens=32)
 
-    assert run == sixteen_at_once
+    assert not run.preempted
+    assert sixteen_at_once.begins_with(run)
 
 
 def test_preempted_requests_are_bitwise_undisturbed(demo_fp32: DemoModel, sixteen_at_once: Run):
-    """A pool of 48 blocks, where the longest request alone needs 42."""
+    """A pool of 48 blocks, where the longest request alone needs 40."""
     small = {"num_blocks": 48, "max_model_len": 48 * 16, "watermark": 0.0}
-    run = run_all(demo_fp32, OVER_COMMIT, max_num_seqs=16, **small)
+    run = run_all(demo_fp32, NUM_SQUEEZED, OVER_COMMIT, max_num_seqs=16, **small)
 
     assert len(set(run.preempted)) >= 4, "too few requests were preempted to prove anything"
-    assert run.tokens == sixteen_at_once.tokens
-    assert run.digests == sixteen_at_once.digests
+    assert sixteen_at_once.begins_with(run)

@@ -277,15 +277,6 @@ class Play:
         self.driver.run()
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tokens do not depend on it, and threads that share a core wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def demo(one_thread: None) -> DemoModel:
     return load_demo("float32", block_size=BLOCK_SIZE)
