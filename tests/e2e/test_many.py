@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
-import torch
 
 from cadenza.policies.profile import Profile
 from cadenza.scheduler.states import FinishReason
@@ -18,7 +16,7 @@ from tests.e2e.conftest import BLOCK_SIZE, DemoModel, Serve
 from tests.e2e.test_serving import ReflectedSession, gauges, is_idle, until
 
 NUM_REQUESTS = 64
-NUM_TOKENS = 48
+NUM_TOKENS = 24
 LONGEST = 40  # prompt tokens
 HELD = 8  # finished requests of the longest kind that the small pool holds
 
@@ -31,15 +29,6 @@ def prompts(num: int) -> list[list[int]]:
     chance = np.random.default_rng(3)
     lengths = np.linspace(4, LONGEST, num).round().astype(int)
     return [chance.integers(100, 40_000, length).tolist() for length in lengths]
-
-
-@pytest.fixture(scope="module")
-def one_thread() -> Iterator[None]:
-    """Tokens do not depend on it, and threads that share a core wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def run_all(demo: DemoModel, profile: Profile | None = None, **limits: object) -> Driver:
@@ -76,7 +65,7 @@ def test_64_requests_survive_a_pool_of_8(demo_auto: DemoModel, undisturbed: Driv
 
 
 SESSION_REQUESTS = 24
-SESSION_TOKENS = 64
+SESSION_TOKENS = 40
 ONE_THREAD = ("--threads", "1")
 
 
