@@ -17,6 +17,7 @@ from cadenza.wire.messages import EngineConfig, Sampling
 from tests.engine.conftest import Demo, Row, load_demo, make_copies, make_plan, random_tokens
 
 PROMPT = random_tokens(70)
+BEGINNING = 20  # tokens of it, more than a block
 NUM_DECODED = 3
 
 
@@ -52,7 +53,19 @@ def expected(demo: Demo, whole: dict[int, torch.Tensor]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("chunk", [1, 7, 32, 512])
+def test_chunks_of_one_token_change_no_bit(
+    threads: int, demo: Demo, set_threads: Callable[[int], None]
+) -> None:
+    """As many passes as tokens, so of a shorter prompt."""
+    prompt = PROMPT[:BEGINNING]
+    reference = follow(demo, prompt, BEGINNING, [0, 1])
+    set_threads(threads)
+
+    assert torch.equal(follow(demo, prompt, 1, [90, 7]), reference)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("chunk", [7, 32, 512])
 def test_chunks_blocks_and_threads_change_no_bit(
     chunk: int,
     threads: int,
@@ -87,13 +100,14 @@ def test_a_large_batch_of_decodes_changes_no_bit(
 ) -> None:
     reference = expected(demo, whole)
     sequence = [*PROMPT, int(reference[0].argmax())]
-    rows = []
+    prefills, rows = [], []
     for number in range(21):
         blocks = list(range(5 * number, 5 * number + 5))
-        length = 70 if number == 13 else 20 + number
+        length = 70 if number == 13 else 8 + number
         tokens = PROMPT if number == 13 else random_tokens(length, seed=number)
-        demo.runner.logits(make_plan(Row(tokens, length, blocks)))
+        prefills.append(Row(tokens, length, blocks, samples=0))
         rows.append(Row(sequence if number == 13 else [*tokens, 5], 1, blocks))
+    demo.runner.logits(make_plan(*prefills))
 
     assert torch.equal(demo.runner.logits(make_plan(*rows))[13], reference[1])
 
