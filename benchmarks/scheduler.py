@@ -10,9 +10,10 @@ each step. What an arrival costs, hashing its prompt included, is a row of its o
   churn     about 1 % of the rows end in each step, and prompts of 512 tokens take their seats
 
 vLLM's side is `schedule` and `update_from_output`, in its own process. The two take turns every few
-steps, so that a machine that is faster at times is so for both. The environment says where it is: VLLM_VENV is a venv with vLLM, MODEL_DIR a model folder that
-it can read. The exit status is 3 where they are missing, unless --no-peer says that only our own
-figures are wanted, and 0 otherwise: targets are told, not enforced.
+steps, so that a machine that is faster at times is so for both. The environment says where it is:
+VLLM_VENV is a venv with vLLM, MODEL_DIR a model folder that it can read. The exit status is 3 where
+they are missing, unless --no-peer says that only our own figures are wanted, and 0 otherwise:
+targets are told, not enforced.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import fields
 from enum import Enum
-from typing import get_args
+from typing import get_args, get_type_hints
 
 import numpy as np
 
@@ -81,15 +81,22 @@ _FACTS: dict[type[Record], tuple[str, ...]] = {
     record: tuple(field.name for field in fields(record) if field.name not in _COMMON)
     for record in get_args(Record)
 }
+_ENUMS: dict[type[Record], tuple[str, ...]] = {
+    record: tuple(
+        name
+        for name, kind in get_type_hints(record).items()
+        if isinstance(kind, type) and issubclass(kind, Enum)
+    )
+    for record in get_args(Record)
+}
 
 
 def _decision(record: Record) -> Decision:
-    facts = {name: _plain(getattr(record, name)) for name in _FACTS[type(record)]}
-    return Decision(_KINDS[type(record)], record.request, record.step_id, record.time_s, facts)
-
-
-def _plain(value: bool | float | str | Enum) -> bool | float | str:
-    return value.name.lower() if isinstance(value, Enum) else value
+    kind = _KINDS[type(record)]
+    facts = {name: getattr(record, name) for name in _FACTS[type(record)]}
+    for name in _ENUMS[type(record)]:
+        facts[name] = facts[name].name.lower()
+    return Decision(kind, record.request, record.step_id, record.time_s, facts)
 
 
 def _logprobs(report: StepReport, executed: StepOutcome | None) -> tuple[RowLogprobs, ...]:

@@ -7,7 +7,6 @@ from typing import Literal
 import numpy as np
 
 from cadenza.policies.views import StepView
-from cadenza.scheduler.blocks import Blocks
 from cadenza.scheduler.budget import Budget, promised_to
 from cadenza.scheduler.columns import BoolColumn
 from cadenza.scheduler.decisions import Admitted, HostCopyDropped, Resumed, Starving
@@ -26,7 +25,6 @@ PINNED_TOKENS = 16  # that a row admitted as starving generates before it is a v
 
 
 _NOBODY: Rows = np.empty(0, dtype=np.intp)
-_NOTHING: Blocks = np.empty(0, dtype=np.int32)
 
 
 # What becomes of a candidate. One that is passed over lacks tokens of this step, its reader's
@@ -61,9 +59,9 @@ class Admission:
         fresh: list[int] = []
         promised = budget.promised
         for rank, candidate in enumerate(candidates_of(table, candidates)):
-            if plan.is_full or not self._obtainable_seats():
+            if plan.is_full or not (table.free_seats or self._obtainable_seats()):
                 break
-            entry = self._entry(candidate.row, plan)
+            entry = self._entry(candidate, plan)
             wanted, needs = max(0, kept + extra[rank]), bool(starving[rank])
             lack = self._lack(plan, candidate, entry, wanted, promised + self._seating.promised)
             verdict = self._judge(plan, budget, candidate, entry, lack, needs)
@@ -129,31 +127,32 @@ class Admission:
         columns = table.view(waiting)
         starving = decisions.guard_starvation(columns, view)
         scores = decisions.order_admissions(columns, view)
-        arrivals = table.arrival[waiting]
-        kept_out = ~np.isfinite(scores) & ~starving
+        arrivals, needy = columns.arrival, np.flatnonzero(starving)
+        if not len(needy) and scores.max() < np.inf:  # the common case, of one pass less
+            order = lowest(scores, arrivals, most)
+            return waiting[order], starving[order]
+        kept_out = (scores == np.inf) & ~starving
         if plan.is_empty and kept_out.all():
             kept_out[:] = False
             scores = arrivals.astype(np.float64)
         normal = np.flatnonzero(~starving & ~kept_out)
         normal = normal[lowest(scores[normal], arrivals[normal], most)]
-        needy = np.flatnonzero(starving)
         self._tell_starving(waiting[needy], plan)
         needy = needy[lowest(arrivals[needy].astype(np.float64), arrivals[needy], most)]
         lead = max(0, NORMAL_PER_STARVING - self._normal_since_starving)
         order = interleave(needy, normal, lead)[:most]
         return waiting[order], starving[order]
 
-    def _entry(self, row: int, plan: PlanBuilder) -> Entry:
+    def _entry(self, candidate: Candidate, plan: PlanBuilder) -> Entry:
         """What the row finds now. A host copy that has become useless is dropped."""
-        stores, table = self._stores, self._stores.table
-        host = table.cold(row).host
+        row, host = candidate.row, candidate.cold.host
         if host is not None:
             entry = self._from_host(row, host)
             if entry is not None:
                 return entry
             self._drop_host_copy(row, host, plan)
-        found = stores.prefixes.found(row) if row in stores.prefixes else _NOTHING
-        return Entry(found, [], len(found) * table.block_size)
+        found = self._stores.prefixes.found(row)
+        return Entry(found, [], len(found) * self._stores.config.block_size)
 
     def _from_host(self, row: int, host: HostCopy) -> Entry | None:
         """Blocks that are still published need no copy; None: a shared one is gone."""
@@ -181,8 +180,9 @@ class Admission:
         Both are waived while nothing runs, or a large request would wait for ever.
         """
         stores = self._stores
-        missing = candidate.blocks - len(entry.found)
-        left = stores.pool.num_available - stores.pool.num_unheld(entry.found) - missing
+        left = stores.pool.num_available - candidate.blocks
+        if len(entry.found):  # what others hold costs nothing
+            left += len(entry.found) - stores.pool.num_unheld(entry.found)
         seats = candidate.choices - stores.table.free_seats
         if plan.is_empty:
             return Lack(Shortage(-left, seats), Shortage(-left, seats))
@@ -197,9 +197,8 @@ class Admission:
         self._normal_since_starving = 0 if starving else self._normal_since_starving + 1
         if starving:
             table.pinned_until[row] = table.generated_tokens[row] + PINNED_TOKENS
-        cold = table.cold(row)
-        wait_s = plan.now_s - cold.left_s
-        for choice in cold.choices:
+        wait_s = plan.now_s - candidate.cold.left_s
+        for choice in candidate.cold.choices:
             when = plan.step_id, plan.now_s, choice
             if candidate.preemptions:
                 resumed = Resumed(*when, rank, wait_s, entry.computed, entry.from_host)

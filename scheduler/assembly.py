@@ -39,7 +39,7 @@ def assemble(table: RequestTable, plan: PlanBuilder, rows: Rows, counts: Counts)
         samples=samples,
         sample_requests=sample_requests,
         sample_seats=sample_seats,
-        seated=_seated(table, plan.seated),
+        seated=_seated(table, plan.seated) if plan.seated else (),
         copies=plan.copies.freeze(),
     )
 
@@ -60,8 +60,9 @@ def _samples(
 
 
 def _seated(table: RequestTable, rows: list[int]) -> tuple[Seated, ...]:
+    columns = (each[rows].tolist() for each in (table.seat, table.num_tokens, table.prompt_tokens))
     return tuple(
-        Seated(seat, request, table.ids(row), int(table.prompt_tokens[row]))
-        for row in rows
+        Seated(seat, request, table.history[first, :known], prompt)
+        for row, first, known, prompt in zip(rows, *columns, strict=True)
         for seat, request in zip(table.cold(row).seats, table.cold(row).choices, strict=True)
     )

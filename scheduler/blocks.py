@@ -37,19 +37,21 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.index = PrefixIndex(num_blocks, block_size)
         self._references = np.zeros(num_blocks, dtype=np.int32)
-        self._free = list(range(num_blocks - 1, -1, -1))
+        self._free: Blocks = np.arange(num_blocks - 1, -1, -1, dtype=np.int32)  # a stack
+        self._num_free = num_blocks
         self._cached = EvictionQueue(num_blocks)  # unheld and published
         self._num_held = self._num_reserved = 0
         self._distrusted = np.zeros(num_blocks, dtype=bool)  # until they are allocated anew
+        self._any_distrusted = False
 
     @property
     def num_available(self) -> int:
         """Blocks that `allocate` can hand out: free ones, and cached ones after eviction."""
-        return len(self._free) + len(self._cached) - self._num_reserved
+        return self._num_free + len(self._cached) - self._num_reserved
 
     @property
     def counts(self) -> BlockCounts:
-        return BlockCounts(len(self._free), len(self._cached), self._num_held)
+        return BlockCounts(self._num_free, len(self._cached), self._num_held)
 
     @property
     def references(self) -> Blocks:
@@ -69,12 +71,13 @@ class BlockPool:
             AssertionError: fewer are available; callers check `num_available` first.
         """
         assert num <= self.num_available, f"{num} blocks wanted, {self.num_available} available"
-        self._evict(num - len(self._free))
-        cut = len(self._free) - num
-        taken = np.array(self._free[cut:][::-1], dtype=np.int32)
-        del self._free[cut:]
+        self._evict(num - self._num_free)
+        self._num_free -= num
+        taken = self._free[self._num_free : self._num_free + num][::-1].copy()
         self._references[taken] = 1
-        self._distrusted[taken] = False
+        if self._any_distrusted:
+            self._distrusted[taken] = False
+            self._any_distrusted = bool(self._distrusted.any())
         self._num_held += num
         return taken
 
@@ -108,7 +111,7 @@ class BlockPool:
         self._num_held -= len(unheld)
         published = self.index.names[unheld] != 0
         self._cached.push(unheld[published])
-        self._free.extend(unheld[~published].tolist())
+        self._set_free(unheld[~published])
 
     def _release_unshared(self, blocks: Blocks) -> bool:
         """`release` if each of the blocks is held once and given once; otherwise nothing."""
@@ -134,17 +137,21 @@ class BlockPool:
         end, displaced = self.index.publish(prefix, keys, tokens, blocks)
         for block in displaced:
             if block in self._cached:
-                self._cached.discard(np.array([block], dtype=np.int32))
-                self._free.append(block)
+                unheld = np.array([block], dtype=np.int32)
+                self._cached.discard(unheld)
+                self._set_free(unheld)
         return end
 
     def distrust(self, blocks: Blocks) -> None:
         """What is in these held blocks must not be found, now or by a later `publish`."""
         self._distrusted[blocks] = True
+        self._any_distrusted |= len(blocks) > 0
         self.index.remove(blocks)
 
     def num_trusted(self, blocks: Blocks) -> int:
         """How many of the blocks come before the first distrusted one."""
+        if not self._any_distrusted:
+            return len(blocks)
         distrusted = self._distrusted[blocks]
         return int(distrusted.argmax()) if distrusted.any() else len(blocks)
 
@@ -157,7 +164,11 @@ class BlockPool:
         if num > 0:
             oldest = self._cached.pop(num)
             self.index.remove(oldest)
-            self._free += oldest.tolist()
+            self._set_free(oldest)
+
+    def _set_free(self, blocks: Blocks) -> None:
+        self._free[self._num_free : self._num_free + len(blocks)] = blocks
+        self._num_free += len(blocks)
 
     def check(self, tables: Iterable[Blocks]) -> None:
         """Recount everything against the tables that hold blocks.
@@ -171,11 +182,12 @@ class BlockPool:
         assert not self._num_reserved, "blocks are reserved and not allocated"
         assert self._num_held == int((held > 0).sum()), "the count of held blocks is off"
         cached = self._cached.blocks().tolist()
-        unheld = [*self._free, *cached]
+        free = self._free[: self._num_free].tolist()
+        unheld = [*free, *cached]
         assert len(set(unheld)) == len(unheld) == self.num_blocks - self._num_held
         assert not held[unheld].any(), "a held block is also free"
         assert self.index.names[cached].all(), "a cached block has no key"
-        assert not self.index.names[self._free].any(), "a free block has a key"
+        assert not self.index.names[free].any(), "a free block has a key"
         self.index.check()
 
 

@@ -69,19 +69,26 @@ def place_running(stores: Stores, plan: PlanBuilder, rows: Rows, growth: IntColu
     table, pool = stores.table, stores.pool
     growing = rows[growth > 0]
     copying = table.shares_tail[growing]
-    table.append_blocks(growing[~copying], pool.allocate(int((~copying).sum())))
-    for row in growing[copying].tolist():
-        tail = table.blocks(row)[-1:].copy()
-        copy = int(pool.allocate(1)[0])
-        plan.copies.on_write.append((int(tail[0]), copy))
-        table.replace_tail(row, copy)
-        pool.release(tail)
+    if copying.any():
+        _copy_tails(stores, plan, growing[copying])
+        growing = growing[~copying]
+    table.append_blocks(growing, pool.allocate(len(growing)))
     table.shares_tail[rows] = False
     remaining = table.num_tokens[rows] - table.computed_tokens[rows]
     decoding = remaining == 1
     prefills = rows[~decoding]
     order = np.argsort(table.admission[prefills])
     plan.place_running(rows[decoding], prefills[order], remaining[~decoding][order])
+
+
+def _copy_tails(stores: Stores, plan: PlanBuilder, rows: Rows) -> None:
+    """Give each of the rows a copy of its last block in place of that."""
+    for row in rows.tolist():
+        tail = stores.table.blocks(row)[-1:].copy()
+        copy = int(stores.pool.allocate(1)[0])
+        plan.copies.on_write.append((int(tail[0]), copy))
+        stores.table.replace_tail(row, copy)
+        stores.pool.release(tail)
 
 
 def _with_credit(stores: Stores, rows: Rows) -> Rows:

@@ -80,8 +80,7 @@ class Credits:
 
     def spend(self, slots: Slots) -> None:
         """One token for each of these rows."""
-        if self.num_limited:
-            np.subtract.at(self.left, slots[slots != UNLIMITED], 1)
+        np.subtract.at(self.left, slots[slots != UNLIMITED], 1)
 
     def cover(self, slots: Slots, choices: Slots) -> npt.NDArray[np.bool_]:
         """Which of these rows could run now, each by itself."""

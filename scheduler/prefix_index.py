@@ -180,11 +180,14 @@ class PrefixIndex:
         done[done] = self._heir[parents[done]] == heads[done]
         keys: list[BlockKey] = []
         for run in np.flatnonzero(alive & ~done).tolist():
-            prefix, key = Prefix(int(parents[run]), int(names[run])), key_of(run)
-            is_taken = (prefix.name, key) in self._branches
-            if is_taken or len(self.match(prefix, (key,), tokens[starts[run]][None])):
+            prefix, key = Prefix(parents.item(run), names.item(run)), key_of(run)
+            if (prefix.name, key) in self._branches:
                 continue
-            self._link(prefix, key, int(heads[run]))
+            if prefix.block >= 0 and self._num_equal(
+                self._heirs(prefix.block, 1), tokens[starts[run]][None]
+            ):
+                continue
+            self._link(prefix, key, heads.item(run))
             keys.append(key)
             done[run] = True
         if not done.all():
@@ -256,12 +259,15 @@ class PrefixIndex:
         parents = np.flatnonzero(self._heir >= 0)
         heirs = self._heir[parents]
         assert (self._after[heirs] == self.names[parents]).all(), "an heir of something else"
-        assert (self._parent[heirs] == parents).all() and self.names[heirs].all()
+        assert (self._parent[heirs] == parents).all()
+        assert self.names[heirs].all(), "an heir that is not published"
         assert {block: place for place, block in self._branches.items()} == self._places
-        for block, (name, _) in self._places.items():
-            assert self.names[block] and self._after[block] == name, "a branch of something else"
-        parents = self._parent[list(self._places)]
-        parents = parents[(parents >= 0) & (self.names[parents] == self._after[list(self._places)])]
+        branches = np.array(list(self._places), dtype=np.int32)
+        after = [name for name, _ in self._places.values()]
+        assert self.names[branches].all(), "a branch that is not published"
+        assert (self._after[branches] == after).all(), "a branch of something else"
+        parents = self._parent[branches]
+        parents = parents[(parents >= 0) & (self.names[parents] == after)]
         num_branches = np.bincount(parents, minlength=len(self.names))
         assert np.array_equal(num_branches, self._num_branches), "branches are miscounted"
         linked = {*heirs.tolist(), *self._places}

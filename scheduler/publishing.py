@@ -43,14 +43,16 @@ class Publisher:
         seats, starts = np.repeat(table.seat[rows], counts), ends - counts
         depths = np.arange(len(seats)) + np.repeat(first - starts, counts)
         blocks = table.block_table[seats, depths]
-        assert not pool.index.names[blocks].any(), "a block is offered that is published"
         if pool.num_trusted(blocks) < len(blocks):
             return np.zeros(len(rows), dtype=bool)
         tokens = table.history_blocks[seats, depths]
-        prefixes = table.prefix_block[rows].astype(np.int32), table.prefix_name[rows]
-        done = pool.index.publish_runs(
-            *prefixes, starts, tokens, blocks, lambda run: self._key(int(rows[run]), int(first[run]))
-        )
+        names, parents = table.prefix_name[rows], table.prefix_block[rows].astype(np.int32)
+        row_of, depth_of = rows.item, first.item
+
+        def key_of(run: int) -> BlockKey:
+            return self._key(row_of(run), depth_of(run))
+
+        done = pool.index.publish_runs(parents, names, starts, tokens, blocks, key_of)
         tails = blocks[ends - 1][done]
         rows = rows[done]
         table.prefix_block[rows], table.prefix_name[rows] = tails, pool.index.names[tails]
@@ -58,8 +60,9 @@ class Publisher:
         return done
 
     def _key(self, row: int, depth: int) -> BlockKey:
-        cold, size = self._stores.table.cold(row), self._stores.config.block_size
-        extend_keys(cold.keys, cold.salt, self._stores.table.ids(row), size, depth + 1)
+        table, cold = self._stores.table, self._stores.table.cold(row)
+        if len(cold.keys) <= depth:
+            extend_keys(cold.keys, cold.salt, table.ids(row), table.block_size, depth + 1)
         return cold.keys[depth]
 
     def _publish_row(self, row: int, upto: int) -> None:

@@ -70,20 +70,21 @@ class Reaper:
         """Bring `rows`, in the order of `plan`, up to date; returns what happened to them."""
         table = self._stores.table
         table.computed_tokens[rows] += plan.num_new
-        failed = outcome.failed
+        failed, tokens = outcome.failed, outcome.tokens
         if failed.any():
             self._publisher.publish(np.delete(rows, plan.samples[failed]))
         else:
             self._publisher.publish(rows)
         sampled = self._fork(rows[plan.samples])
-        good, tokens = sampled[~failed], outcome.tokens[~failed]
-        table.append_tokens(good, tokens)
-        self._stores.credits.spend(table.credit[good])
-        codes = np.full(len(sampled), FinishReason.FAILED, dtype=np.uint8)
-        codes[~failed] = self._finish_codes(good, tokens)
+        if failed.any():
+            codes = np.full(len(sampled), FinishReason.FAILED, dtype=np.uint8)
+            codes[~failed] = self._append(sampled[~failed], tokens[~failed])
+            tokens = np.where(failed, np.int32(-1), tokens)
+        else:
+            codes = self._append(sampled, tokens)
         ended = Ended(
             requests=plan.sample_requests,
-            tokens=np.where(failed, np.int32(-1), outcome.tokens),
+            tokens=tokens,
             finished=codes,
             samples=np.arange(len(sampled)),
         )
@@ -155,9 +156,17 @@ class Reaper:
                 stores.credits.hold(int(table.credit[row]))
         return sampled
 
+    def _append(self, rows: Rows, tokens: Int32Array) -> Codes:
+        """One more token for each row; returns for whom it is the last."""
+        table, credits = self._stores.table, self._stores.credits
+        table.append_tokens(rows, tokens)
+        if credits.num_limited:
+            credits.spend(table.credit[rows])
+        return self._finish_codes(rows, tokens)
+
     def _finish_codes(self, rows: Rows, tokens: Int32Array) -> Codes:
         table = self._stores.table
-        codes = np.full(len(rows), FinishReason.NOT, dtype=np.uint8)
+        codes = np.zeros(len(rows), dtype=np.uint8)  # FinishReason.NOT
         # The table has cut max_tokens to what the context has room for
         codes[table.generated_tokens[rows] >= table.max_tokens[rows]] = FinishReason.LENGTH
         picky = np.flatnonzero(table.has_stop_ids[rows])
@@ -170,7 +179,7 @@ class Reaper:
         return codes
 
     def _remove(self, sampled: Rows, codes: Codes, now_s: float) -> None:
-        over = np.flatnonzero(codes != FinishReason.NOT)
+        over = np.flatnonzero(codes)
         if not len(over):
             return
         stores, table = self._stores, self._stores.table

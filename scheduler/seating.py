@@ -8,14 +8,16 @@ import numpy as np
 
 from cadenza.scheduler.blocks import Blocks
 from cadenza.scheduler.planning import PlanBuilder
+from cadenza.scheduler.request import Request
 from cadenza.scheduler.stores import Stores
 from cadenza.scheduler.table import RequestTable, Rows
 
 
 class Candidate(NamedTuple):
-    """A waiting row in plain numbers, since admission reads each of them several times."""
+    """A waiting row, its columns in plain numbers, as admission reads each several times."""
 
     row: int
+    cold: Request
     arrival: int
     admission: int  # -1: never yet
     choices: int
@@ -41,7 +43,6 @@ def candidates_of(table: RequestTable, rows: Rows) -> list[Candidate]:
     blocks = -(-num_tokens // size)
     tails = np.where(choices > 1, table.prompt_tokens[rows] // size + choices - blocks, 0)
     columns = (
-        rows,
         table.arrival[rows],
         table.admission[rows],
         choices,
@@ -51,7 +52,10 @@ def candidates_of(table: RequestTable, rows: Rows) -> list[Candidate]:
         blocks,
         tails,
     )
-    return [Candidate(*each) for each in zip(*(column.tolist() for column in columns), strict=True)]
+    return [
+        Candidate(row, table.cold(row), *each)
+        for row, *each in zip(rows.tolist(), *(column.tolist() for column in columns), strict=True)
+    ]
 
 
 class Seating:
@@ -67,21 +71,22 @@ class Seating:
 
         `promised` is what others are promised; the row is promised no more than there is beside it.
         """
-        stores, row = self._stores, candidate.row
-        cold = stores.table.cold(row)
+        stores, cold = self._stores, candidate.cold
         stores.pool.pin(entry.found)
         stores.pool.reserve(candidate.blocks - len(entry.found))
-        stores.table.take_seats(row)
+        stores.table.take_seats(cold)
         if cold.host is not None:
             stores.host.release(block for _, block in cold.host.copied)
             cold.host = None
         stores.credits.set_aside(candidate.credit, candidate.choices)
         self._count(candidate, entry)
-        promise = min(candidate.tails, max(0, stores.pool.num_available - promised))
+        promise = candidate.tails
+        if promise:
+            promise = min(promise, max(0, stores.pool.num_available - promised))
         self.promised += promise
         self._entered.append((candidate, entry, promise))
         remaining = candidate.num_tokens - entry.computed
-        plan.place_admitted(row, cold.choices, entry.computed, remaining)
+        plan.place_admitted(candidate.row, cold.choices, entry.computed, remaining)
 
     def seat(self, plan: PlanBuilder) -> None:
         """Seat all who entered, with the blocks reserved for them."""
@@ -111,7 +116,7 @@ class Seating:
         ends = []
         for candidate, entry, _ in self._entered:
             self._stores.prefixes.remove(candidate.row)
-            root = index.root(table.cold(candidate.row).salt)
+            root = index.root(candidate.cold.salt)
             ends.append((*index.end(root, entry.found), len(entry.found)))
         columns = table.prefix_block, table.prefix_name, table.published_blocks
         for column, values in zip(columns, zip(*ends, strict=True), strict=True):
@@ -119,7 +124,7 @@ class Seating:
 
     def _count(self, candidate: Candidate, entry: Entry) -> None:
         """Keep the statistics of the prefix cache: first admissions, and what is computed again."""
-        totals, cold = self._stores.totals, self._stores.table.cold(candidate.row)
+        totals, cold = self._stores.totals, candidate.cold
         if candidate.admission < 0:
             totals.prefix_queries += candidate.num_tokens
             totals.prefix_hits += entry.computed

@@ -93,8 +93,9 @@ class Stores:
         """Let rows go in whatever state they are, with all that they hold."""
         table = self.table
         self.pool.release(*(table.blocks(row) for row in rows.tolist()))
-        lengths, slots = table.generated_tokens[rows].tolist(), table.credit[rows].tolist()
-        for row, reason, generated, slot in zip(rows.tolist(), reasons, lengths, slots, strict=True):
+        columns = rows, table.generated_tokens[rows], table.credit[rows]
+        plain = zip(*(column.tolist() for column in columns), reasons, strict=True)
+        for row, generated, slot, reason in plain:
             cold = table.cold(row)
             for choice in cold.choices:
                 self.log.append(Finished(self.totals.steps, now_s, choice, reason, generated))

@@ -134,9 +134,8 @@ class RequestTable(Columns):
         self._cold[row] = Request(tokens, arrival.cache_salt, list(arrival.requests), left_s=now_s)
         return row
 
-    def take_seats(self, row: int) -> None:
+    def take_seats(self, cold: Request) -> None:
         """Set seats aside for all choices of a waiting row; `seat_rows` follows in this step."""
-        cold = self._cold[row]
         cold.seats = [self._free_seats.pop() for _ in cold.choices]
 
     def seat_rows(
@@ -279,14 +278,14 @@ class RequestTable(Columns):
         self._move_all(np.array([row]), to)
 
     def _move_all(self, rows: Rows, to: State) -> None:
-        states = self.state[rows]
+        states, num = self.state[rows], len(rows)
         illegal = np.flatnonzero(~_LEGAL[states, to])
         if len(illegal):
             row, state = rows[illegal[0]], State(states[illegal[0]]).name
             raise AssertionError(f"row {row} cannot go from {state} to {to.name}")
-        num = len(rows)
-        self.num_parked += num * (to is _PARKED) - int(np.count_nonzero(states == _PARKED))
-        self.num_swapped += num * (to is _SWAPPED) - int(np.count_nonzero(states == _SWAPPED))
+        counts = np.bincount(states, minlength=len(State)).tolist()
+        self.num_parked += num * (to is _PARKED) - counts[_PARKED]
+        self.num_swapped += num * (to is _SWAPPED) - counts[_SWAPPED]
         self.state[rows] = to
         self.waits[rows] = to in _WAITS
         self.parked[rows] = to is _PARKED

@@ -29,7 +29,8 @@ class WaitingPrefixes:
         self._index = index
         self._found: dict[int, Blocks] = {}  # row -> the blocks of its cached prefix
         self._ending: dict[int, dict[int, None]] = {}  # block -> rows whose prefix ends there
-        self._wanted: dict[BlockKey, dict[int, None]] = {}  # key -> rows that lack it first
+        self._lacks: dict[int, BlockKey] = {}  # row -> the key of the block that it lacks first
+        self._wanted: dict[BlockKey, dict[int, None]] = {}  # the other way round
         self._passing = np.zeros(len(index.names), dtype=np.int64)  # rows through each block
         self._gone = np.zeros(len(index.names), dtype=bool)  # all False between calls
         index.watcher = self
@@ -53,12 +54,12 @@ class WaitingPrefixes:
             found = self._found.pop(row)
             if len(found):
                 self._passing[found] -= 1
-            self._table.cached_tokens[row] = 0
+                self._table.cached_tokens[row] = 0
             self._table.next_block_key[row] = _NO_KEY
 
     def found(self, row: int) -> Blocks:
-        """The blocks of the row's cached prefix; not pinned."""
-        return self._found[row]
+        """The blocks of the row's cached prefix, not pinned; none if it is not followed."""
+        return self._found.get(row, _NOTHING)
 
     def on_published(self, keys: Sequence[BlockKey]) -> None:
         """Rows that lacked one of these find it, and perhaps more behind it."""
@@ -116,7 +117,7 @@ class WaitingPrefixes:
         if len(found):
             self._ending.setdefault(int(found[-1]), {})[row] = None
         if len(found) < self._most(row):
-            key = self._table.cold(row).keys[len(found)]
+            key = self._lacks[row] = self._table.cold(row).keys[len(found)]
             self._wanted.setdefault(key, {})[row] = None
             if len(found):
                 self._index.awaited[found[-1]] += 1
@@ -125,11 +126,11 @@ class WaitingPrefixes:
             self._table.next_block_key[row] = _NO_KEY
 
     def _forget_end(self, row: int) -> None:
-        found = self._found[row]
+        found, key = self._found[row], self._lacks.pop(row, None)
         if len(found):
             _discard(self._ending, int(found[-1]), row)
-        if len(found) < self._most(row):
-            _discard(self._wanted, self._table.cold(row).keys[len(found)], row)
+        if key is not None:
+            _discard(self._wanted, key, row)
             if len(found):
                 self._index.awaited[found[-1]] -= 1
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-
 # The name of the publication that a block continues, None at the start, and the block's tokens
 Place = tuple[object, tuple[int, ...]]
 
