@@ -245,7 +245,8 @@ def seat(stores: Stores, request: int, length: int, *, computed: int, n: int = 1
     )
     row = stores.table.add(arrival, 0.0)
     blocks = stores.pool.allocate(stores.table.blocks_for(row))
-    stores.table.seat_row(row, blocks, computed)
+    stores.table.take_seats(stores.table.cold(row))
+    stores.table.seat_rows(np.array([row]), [blocks], np.array([computed]))
     return row
 
 

@@ -17,8 +17,9 @@ def table_with(prompt: list[int], *, max_tokens: int = 20) -> tuple[RequestTable
 
 
 def seat(table: RequestTable, row: int) -> None:
-    num = -(-int(table.num_tokens[row]) // 4)
-    table.seat_row(row, np.arange(num, dtype=np.int32), 0)
+    blocks = np.arange(table.blocks_for(row), dtype=np.int32)
+    table.take_seats(table.cold(row))
+    table.seat_rows(np.array([row]), [blocks], np.array([0]))
 
 
 def known_tokens(table: RequestTable, row: int) -> list[int]:
@@ -49,7 +50,7 @@ def test_a_row_is_found_by_its_request_until_it_is_removed():
     assert table.row_of(7) == row
     assert 7 in table
 
-    table.remove(row)
+    table.remove(np.array([row]))
 
     assert table.row_of(7) is None
     assert len(table) == 0
@@ -86,6 +87,72 @@ def test_an_illegal_move_is_refused():
         table.unseat_row(row, State.PREEMPTED)
 
     assert State(int(table.state[row])) is State.WAITING
+
+
+def test_rows_that_sit_down_together_get_each_its_own():
+    """In the order in which they took their seats, whatever that of the rows is."""
+    table = RequestTable(num_seats=4, max_model_len=32, block_size=4)
+    prompts = {1: [11, 12, 13, 14, 15], 2: [21], 3: [31, 32]}
+    for request, prompt in prompts.items():
+        ids = np.array(prompt, dtype=np.int32)
+        table.add(Arrival(request=request, prompt=ids, max_tokens=4), 0.0)
+    first, second, third = table.waiting().tolist()
+    for row in (third, first):
+        table.take_seats(table.cold(row))
+    assert table.free_seats == 2
+    assert not len(table.seated()), "a seat that is taken is not sat on yet"
+
+    blocks = [np.array(each, dtype=np.int32) for each in ([9], [3, 5])]
+    table.seat_rows(np.array([third, first]), blocks, np.array([1, 4]))
+
+    assert sorted(table.running().tolist()) == [first, third]
+    assert table.waiting().tolist() == [second]
+    assert [table.blocks(row).tolist() for row in (first, third)] == [[3, 5], [9]]
+    assert [table.ids(row).tolist() for row in (first, third)] == [prompts[1], prompts[3]]
+    assert table.computed_tokens[[first, third]].tolist() == [4, 1]
+    assert table.admission[[third, first, second]].tolist() == [0, 1, -1]
+
+
+def test_a_row_that_sits_down_again_keeps_its_first_admission():
+    table, row = table_with([1, 2])
+    seat(table, row)
+    table.unseat_row(row, State.PREEMPTED)
+    later = table.add(Arrival(request=8, prompt=np.array([1], dtype=np.int32), max_tokens=1), 0.0)
+
+    seat(table, later)
+    seat(table, row)
+
+    assert table.admission[[row, later]].tolist() == [0, 1]
+
+
+def test_rows_in_any_state_are_removed_together_and_give_back_every_seat():
+    table = RequestTable(num_seats=4, max_model_len=32, block_size=4)
+    prompt = np.array([1, 2], dtype=np.int32)
+    rows = [
+        table.add(Arrival(request=request, prompt=prompt, max_tokens=4, n=n), 0.0)
+        for request, n in ((1, 2), (5, 1), (6, 1), (7, 1))
+    ]
+    for row in rows[:3]:
+        seat(table, row)
+    table.move(rows[1], State.PARKED)
+    table.unseat_row(rows[2], State.SWAPPED)
+
+    table.remove(np.array(rows))
+
+    assert len(table) == len(list(table)) == 0
+    assert (table.free_seats, table.num_parked, table.num_swapped) == (4, 0, 0)
+    assert not len(table.seated())
+    assert not len(table.waiting())
+    assert [table.row_of(request) for request in (1, 2, 5, 6, 7)] == [None] * 5
+
+
+def test_the_history_is_one_buffer_by_token_and_by_block():
+    table, row = table_with([1, 2, 3])
+    seat(table, row)
+
+    table.append_tokens(np.array([row]), np.array([4], dtype=np.int32))
+
+    assert table.history_blocks[table.seat[row], 0].tolist() == [1, 2, 3, 4]
 
 
 def group_of(n: int, *, seats: int = 4) -> tuple[RequestTable, int]:
@@ -157,7 +224,7 @@ def test_a_choice_that_is_dropped_takes_its_seat_along_and_nothing_else(gone: in
         assert table.blocks(row).tolist() == [0, 1]
         assert table.seated().tolist() == [row]
         assert table.cold(row).seats[0] == table.seat[row]
-    table.remove(row)
+    table.remove(np.array([row]))
     assert len(table) == 0
     assert table.free_seats == 4
 
@@ -187,6 +254,6 @@ def test_the_earliest_deadline_is_of_rows_that_are_here():
     table.add(Arrival(request=2, prompt=prompt, max_tokens=1, deadline_s=7.5), 0.0)
     assert table.earliest_deadline_s() == 2.5
 
-    table.remove(first)
+    table.remove(np.array([first]))
 
     assert table.earliest_deadline_s() == 7.5

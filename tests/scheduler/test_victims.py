@@ -85,7 +85,9 @@ def seated_table(num: int) -> tuple[RequestTable, Rows]:
     for request in range(num):
         prompt = np.array([request], dtype=np.int32)
         row = table.add(Arrival(request=request, prompt=prompt, max_tokens=8), 0.0)
-        table.seat_row(row, np.array([request], dtype=np.int32), 0)
+        table.take_seats(table.cold(row))
+        block = np.array([request], dtype=np.int32)
+        table.seat_rows(np.array([row]), [block], np.array([0]))
     return table, table.seated()
 
 
