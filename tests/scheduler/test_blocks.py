@@ -256,18 +256,73 @@ def test_a_reset_forgets_held_and_unheld_blocks_and_frees_the_unheld():
 
 
 def test_an_unheld_block_that_is_in_the_way_of_a_new_publication_is_free_at_once():
-    """Its head was evicted, so that nobody can find it, and the new block takes its key."""
+    """Two beginnings have one key, and only one of them can be found by it."""
     pool = pool_of(4)
+    root = pool.index.root("")
+    old, new = pool.allocate(1), pool.allocate(1)
+    pool.publish(root, [b"key"], tokens_of(A), old.tolist())
+    pool.release(old)
+    assert pool.counts == BlockCounts(free=2, cached=1, held=1)
+
+    pool.publish(root, [b"key"], tokens_of(B), new.tolist())
+
+    assert pool.index.match(root, [b"key"], tokens_of(B)).tolist() == new.tolist()
+    assert not len(pool.index.match(root, [b"key"], tokens_of(A)))
+    assert pool.counts == BlockCounts(free=3, cached=0, held=1)
+    pool.check([new])
+
+
+def test_a_held_block_that_is_in_the_way_is_free_when_it_is_released():
+    pool = pool_of(4)
+    root = pool.index.root("")
+    old, new = pool.allocate(1), pool.allocate(1)
+    pool.publish(root, [b"key"], tokens_of(A), old.tolist())
+
+    pool.publish(root, [b"key"], tokens_of(B), new.tolist())
+    pool.check([old, new])
+    pool.release(old)
+
+    assert pool.counts == BlockCounts(free=3, cached=0, held=1)
+
+
+def test_what_continued_an_evicted_block_stays_cached_until_its_turn_comes():
+    """Nobody can find it any more, but nothing has to look for it either."""
+    pool = pool_of(5)
     old = published(pool, A, B)
     pool.release(old[1:])
     pool.distrust(old[:1])
-    assert pool.counts == BlockCounts(free=2, cached=1, held=1)
 
     new = published(pool, A, B)
-
     assert match(pool, A, B) == new.tolist()
-    assert pool.counts == BlockCounts(free=1, cached=0, held=3)
+    assert pool.counts == BlockCounts(free=1, cached=1, held=3)
     pool.check([old[:1], new])
+    pool.release(new)
+
+    taken = pool.allocate(2)
+    assert set(old[1:].tolist()) < set(taken.tolist()), "it is the oldest"
+    assert match(pool, A, B) == new.tolist()
+    pool.check([old[:1], taken])
+
+
+def test_rows_of_one_prompt_are_evicted_from_their_tails_and_leave_each_other_whole():
+    """The heir of the prompt goes before the branch, as its row ended first."""
+    pool = pool_of(6)
+    prompt, heir = published(pool, A), pool.allocate(2)
+    publish(pool, np.concatenate((prompt, heir)), A, B, B)
+    pool.pin(prompt)
+    branch = pool.allocate(2)
+    publish(pool, np.concatenate((prompt, branch)), A, C, D)
+    pool.release(np.concatenate((prompt, heir)))
+    pool.release(np.concatenate((prompt, branch)))
+
+    lengths = []
+    tables = []
+    for _ in range(6):
+        tables.append(pool.allocate(1))
+        lengths.append((len(match(pool, A, B, B)), len(match(pool, A, C, D))))
+        pool.check(tables)
+
+    assert lengths == [(3, 3), (2, 3), (1, 3), (1, 2), (1, 1), (0, 0)]
 
 
 def test_matched_blocks_that_nobody_holds_are_counted():

@@ -7,6 +7,7 @@ from cadenza.policies import RequestColumns, StepView, hookimpl
 from cadenza.policies.builtin import BUILTIN
 from cadenza.policies.profile import Profile
 from cadenza.scheduler.decisions import Finished
+from cadenza.scheduler.prefix import block_key
 from cadenza.scheduler.states import FinishReason
 from cadenza.testing import Driver, oracle
 from cadenza.testing.driver import STEP_S
@@ -405,14 +406,71 @@ def test_a_row_takes_over_when_the_blocks_it_followed_were_evicted():
     assert driver.tokens[4] == oracle([*prompt, *driver.tokens[2][:8]], 1)
 
 
+@pytest.fixture
+def hashed(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """The tokens of each block whose key was computed, as it comes."""
+    blocks: list[bytes] = []
+
+    def counting(parent: bytes, tokens: bytes) -> bytes:
+        blocks.append(tokens)
+        return block_key(parent, tokens)
+
+    monkeypatch.setattr("cadenza.scheduler.prefix.block_key", counting)
+    return blocks
+
+
+def test_what_a_row_generates_is_published_without_hashing_it(hashed: list[bytes]):
+    """And found all the same, by who hashes it to look for it."""
+    driver = Driver()
+    driver.add(1, list(range(1, 10)), max_tokens=20)
+    driver.run()
+    assert len(hashed) == 2, "the full blocks of the prompt, when it arrived"
+
+    driver.add(2, [*range(1, 10), *driver.tokens[1]], max_tokens=1)
+    driver.run()
+
+    assert driver.cached[2] == 28
+    assert len(hashed) == 2 + 7
+
+
+def test_of_several_choices_all_but_the_first_hash_the_block_in_which_they_part(
+    hashed: list[bytes],
+):
+    prompt = list(range(1, 10))
+    driver = Driver()
+    driver.add(1, prompt, max_tokens=20, n=3)
+    driver.run()
+
+    assert len(hashed) == 2 + 2
+    for choice in (1, 2, 3):
+        driver.add(10 * choice, [*prompt, *driver.tokens[choice]], max_tokens=1)
+    driver.run()
+    assert [driver.cached[10 * choice] for choice in (1, 2, 3)] == [28] * 3
+
+
+def test_what_somebody_waits_for_is_hashed_and_found_as_it_is_generated(hashed: list[bytes]):
+    """Here what a request goes on to ask that waits for the only seat meanwhile."""
+    prompt = list(range(1, 9))
+    text = [*prompt, *oracle(prompt, 16)]
+    driver = Driver(max_num_seqs=1)
+    driver.add(1, prompt, max_tokens=24)
+    driver.step()
+    driver.add(2, text[:21], max_tokens=1)
+    arrived = len(hashed)
+    driver.run()
+
+    assert driver.cached[2] == 20
+    assert len(hashed) == arrived + 4, "what lies behind it nobody waits for"
+    assert driver.tokens[2] == oracle(text[:21], 1)
+
+
 def constant_key(*_: object) -> bytes:
     return b"\x07" * 32
 
 
 def test_equal_keys_of_all_blocks_cost_hits_but_never_a_token(monkeypatch: pytest.MonkeyPatch):
     """A key is a hint: tokens and place are compared before anybody shares."""
-    for module in ("prefix", "reaping"):
-        monkeypatch.setattr(f"cadenza.scheduler.{module}.block_key", constant_key, raising=False)
+    monkeypatch.setattr("cadenza.scheduler.prefix.block_key", constant_key)
     chosen = {"reserve_blocks": "none", "choose_preemption": "swap"}
     driver = Driver(Profile(chosen), num_blocks=14, max_model_len=40, num_host_blocks=10)
     prompts = {
