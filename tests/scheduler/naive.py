@@ -97,11 +97,7 @@ class NaiveScheduler:
             row.computed += count
             if row.request in sampled:
                 row.tokens.append(sampled[row.request])
-        full = [row for row, _ in self.planned if (row.published + 1) * self.size <= row.computed]
-        for row in [row for row in full if not self.is_new(row) or self.publish(row)]:
-            if not self.lives(row):
-                row.published, row.end, row.end_name = 0, None, None
-            self.publish(row)
+        self.publish_all([row for row, _ in self.planned])
         for row, _ in self.planned:
             generated = len(row.tokens) - row.prompt
             if generated >= row.max_tokens or len(row.tokens) >= self.longest:
@@ -244,8 +240,24 @@ class NaiveScheduler:
         del self.index[block.place]
         block.place = None
 
+    def publish_all(self, rows: list[Row]) -> None:
+        """First those with nothing in their way, so that the others may find theirs published."""
+        late: list[Row] = []
+        for row in rows:
+            if self.is_new(row):
+                self.publish(row)
+            else:
+                late.append(row)
+        for row in late:
+            if not self.lives(row) and self.has_more(row):
+                row.published, row.end, row.end_name = 0, None, None
+            self.publish(row)
+
+    def has_more(self, row: Row) -> bool:
+        return (row.published + 1) * self.size <= row.computed
+
     def publish(self, row: Row) -> None:
-        while (row.published + 1) * self.size <= row.computed:
+        while self.has_more(row):
             block, place = row.blocks[row.published], self.place(row, row.published, row.end_name)
             if place not in self.index:
                 if block.place is not None:
