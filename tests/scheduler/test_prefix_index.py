@@ -448,7 +448,7 @@ def test_an_evicted_heir_leaves_the_branches_where_they_are():
     assert match(index, [A, D]) == [0, 3]
 
 
-def test_where_heir_and_branches_are_gone_nobody_needs_a_key_again():
+def test_where_heir_and_branches_are_gone_others_take_their_places():
     index = index_of()
     end = family(index)
     remove(index, 3)
@@ -456,9 +456,13 @@ def test_where_heir_and_branches_are_gone_nobody_needs_a_key_again():
     assert match(index, [A, D]) == [0]
 
     remove(index, 2, 1)
+    enter(index, (end, [C], [4]), (end, [B], [5]))
 
-    assert enter(index, (end, [C], [4])) == []
     assert match(index, [A, C]) == [0, 4]
+    assert match(index, [A, B]) == [0, 5]
+    assert refused(index, (end, [B], [6]), (end, [C], [7])) == [0, 1]
+    remove(index, 4)
+    assert match(index, [A, B]) == [0, 5]
     assert len(index) == 2
 
 
