@@ -52,7 +52,7 @@ class Stage:
         return blocks.tolist()
 
     def candidate(self, row: int) -> Candidate:
-        return candidates_of(self.stores.table, np.array([row]))[0]
+        return next(iter(candidates_of(self.stores.table, np.array([row]))))
 
     def enter(self, row: int, promised: int = 0) -> None:
         """With what of its prefix is cached, as an admission would let it."""
@@ -85,14 +85,14 @@ def test_candidates_are_the_rows_in_their_order_in_plain_numbers():
     table = stage.stores.table
     table.admission[first], table.preemptions[first] = 3, 2
 
-    candidates = candidates_of(table, np.array([second, first]))
+    candidates = list(candidates_of(table, np.array([second, first])))
 
     assert candidates == [
         Candidate(second, table.cold(second), 1, -1, 1, int(table.credit[second]), 0, 1, 1, 0),
         Candidate(first, table.cold(first), 0, 3, 1, 0, 2, 5, 2, 0),
     ]
     assert all(type(number) is int for each in candidates for number in (each[0], *each[2:]))
-    assert candidates_of(table, np.empty(0, dtype=np.intp)) == []
+    assert not list(candidates_of(table, np.empty(0, dtype=np.intp)))
 
 
 @pytest.mark.parametrize(("length", "tails"), [(1, 2), (3, 2), (4, 3), (5, 2), (8, 3)])
