@@ -102,10 +102,6 @@ class RequestTable(Columns):
             return self.block_table[0, :0]
         return self.block_table[seat, : self.blocks_held[row]]
 
-    def blocks_for(self, row: int) -> int:
-        """Blocks that all known tokens of the row take."""
-        return -(-int(self.num_tokens[row]) // self.block_size)
-
     def add(self, arrival: Arrival, now_s: float) -> int:
         """A new WAITING row for all choices of the arrival."""
         row = self._take_row()
@@ -239,12 +235,6 @@ class RequestTable(Columns):
         self.history[self.seat[rows], known] = tokens
         self.num_tokens[rows] = known + 1
         self.generated_tokens[rows] += 1
-
-    def extend_blocks(self, row: int, blocks: npt.NDArray[np.int32]) -> None:
-        """More blocks for a seated row."""
-        held = int(self.blocks_held[row])
-        self.block_table[self.seat[row], held : held + len(blocks)] = blocks
-        self.blocks_held[row] = held + len(blocks)
 
     def append_blocks(self, rows: Rows, blocks: npt.NDArray[np.int32]) -> None:
         """One more block for each of these running rows."""

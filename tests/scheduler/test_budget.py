@@ -244,7 +244,7 @@ def seat(stores: Stores, request: int, length: int, *, computed: int, n: int = 1
         request=request, prompt=np.array(prompt_of(length), dtype=np.int32), max_tokens=8, n=n
     )
     row = stores.table.add(arrival, 0.0)
-    blocks = stores.pool.allocate(stores.table.blocks_for(row))
+    blocks = stores.pool.allocate(-(-length // SIZE))
     stores.table.take_seats(stores.table.cold(row))
     stores.table.seat_rows(np.array([row]), [blocks], np.array([computed]))
     return row

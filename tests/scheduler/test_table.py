@@ -17,7 +17,7 @@ def table_with(prompt: list[int], *, max_tokens: int = 20) -> tuple[RequestTable
 
 
 def seat(table: RequestTable, row: int) -> None:
-    blocks = np.arange(table.blocks_for(row), dtype=np.int32)
+    blocks = np.arange(-(-int(table.num_tokens[row]) // 4), dtype=np.int32)
     table.take_seats(table.cold(row))
     table.seat_rows(np.array([row]), [blocks], np.array([0]))
 
