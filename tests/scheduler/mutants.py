@@ -19,6 +19,7 @@ FAST_PROOF = (
     "tests/scheduler/test_credits.py",
     "tests/scheduler/test_eviction_queue.py",
     "tests/scheduler/test_prefix_index.py",
+    "tests/scheduler/test_seating.py",
     "tests/scheduler/test_assembly.py",
     "tests/scheduler/test_displacement.py::test_a_better_request_takes_a_seat_in_the_same_step",
     "tests/scheduler/test_displacement.py::test_equals_and_worse_ones_displace_nobody",
@@ -60,8 +61,8 @@ MUTANTS = (
     Mutant(
         "a block of two tables released together is freed twice",
         "scheduler/blocks.py",
-        "if len(tables) > 1:\n            unheld = _last_of_each(unheld)",
-        "if not tables:\n            unheld = _last_of_each(unheld)",
+        "return _last_of_each(blocks[left == 0])",
+        "return blocks[left == 0]",
     ),
     Mutant(
         "a victim's blocks are released twice",
@@ -72,32 +73,32 @@ MUTANTS = (
     Mutant(
         "the pool promises one block more than it has",
         "scheduler/blocks.py",
-        "return len(self._free) + len(self._cached) - self._num_reserved",
-        "return len(self._free) + len(self._cached) - self._num_reserved + 1",
+        "return self._num_free + len(self._cached) - self._num_reserved",
+        "return self._num_free + len(self._cached) - self._num_reserved + 1",
     ),
     Mutant(
         "the last free block is never handed out",
         "scheduler/blocks.py",
-        "return len(self._free) + len(self._cached) - self._num_reserved",
-        "return max(0, len(self._free) + len(self._cached) - self._num_reserved - 1)",
+        "return self._num_free + len(self._cached) - self._num_reserved",
+        "return max(0, self._num_free + len(self._cached) - self._num_reserved - 1)",
     ),
     Mutant(
         "allocation evicts one block too few",
         "scheduler/blocks.py",
-        "self._evict(num - len(self._free))",
-        "self._evict(num - len(self._free) - 1)",
+        "self._evict(num - self._num_free)",
+        "self._evict(num - self._num_free - 1)",
     ),
     Mutant(
         "reserved blocks still count as available",
         "scheduler/blocks.py",
-        "return len(self._free) + len(self._cached) - self._num_reserved",
-        "return len(self._free) + len(self._cached)",
+        "return self._num_free + len(self._cached) - self._num_reserved",
+        "return self._num_free + len(self._cached)",
     ),
     Mutant(
         "a pinned block may still be evicted",
         "scheduler/blocks.py",
-        "        self._cached.discard(unheld)\n",
-        "",
+        "        self._cached.discard(unheld)\n        self._num_held += len(unheld)\n",
+        "        self._num_held += len(unheld)\n",
     ),
     Mutant(
         "a table ages from its head",
@@ -139,13 +140,55 @@ MUTANTS = (
     Mutant(
         "a block is believed to continue any prefix",
         "scheduler/prefix_index.py",
-        "right = self._after[blocks] == before",
-        "right = np.ones(len(blocks), dtype=bool)",
+        "alive = (parents < 0) | (self.names[parents] == names)",
+        "alive = (parents < 0) | (self.names[parents] != _UNPUBLISHED)",
     ),
     Mutant(
         "the tokens behind a key are not compared",
         "scheduler/prefix_index.py",
-        "        right &= (self._tokens[blocks] == tokens[: len(blocks)]).all(axis=1)\n",
+        "equal = (self._tokens[blocks] == tokens[: len(blocks)]).all(axis=1)",
+        "equal = np.ones(len(blocks), dtype=bool)",
+    ),
+    Mutant(
+        "an evicted heir is still found",
+        "scheduler/prefix_index.py",
+        "        self._heir[parents[is_heir]] = _BY_KEY\n",
+        "",
+    ),
+    Mutant(
+        "branches are forgotten when the heir is evicted",
+        "scheduler/prefix_index.py",
+        "self._heir[parents[is_heir]] = _BY_KEY",
+        "self._heir[parents[is_heir]] = _NO_BLOCK",
+    ),
+    Mutant(
+        "an evicted branch is still found",
+        "scheduler/prefix_index.py",
+        "                del self._branches[place]\n",
+        "                pass\n",
+    ),
+    Mutant(
+        "what is published together continues one another",
+        "scheduler/prefix_index.py",
+        "heir[starts - 1] = _NO_BLOCK",
+        "heir[starts - 1] = blocks[starts]",
+    ),
+    Mutant(
+        "of runs that begin alike all are published",
+        "scheduler/prefix_index.py",
+        "        done[done] = self._heir[parents[done]] == heads[done]\n",
+        "",
+    ),
+    Mutant(
+        "of runs that begin alike the last one is found",
+        "scheduler/prefix_index.py",
+        "self._heir[parents[done][::-1]] = heads[done][::-1]",
+        "self._heir[parents[done]] = heads[done]",
+    ),
+    Mutant(
+        "rows that wait behind a block are not told what continues it",
+        "scheduler/prefix_index.py",
+        "        done &= self.awaited[parents] == 0\n",
         "",
     ),
     Mutant(
@@ -224,14 +267,44 @@ MUTANTS = (
     Mutant(
         "a prompt of several choices gets a single seat back",
         "scheduler/table.py",
-        "self._free_seats.extend(reversed(cold.seats))",
-        "self._free_seats.extend(cold.seats[:1])",
+        "cold = self._cold.pop(row)\n            self._free_seats.extend(reversed(cold.seats))",
+        "cold = self._cold.pop(row)\n            self._free_seats.extend(cold.seats[:1])",
     ),
     Mutant(
         "choices are promised no tails of their own",
-        "scheduler/admission.py",
-        "return full + int(table.choices[row]) - table.blocks_for(row)",
-        "return 0",
+        "scheduler/seating.py",
+        "np.where(choices > 1, table.prompt_tokens[rows] // size + choices - blocks, 0)",
+        "np.zeros_like(blocks)",
+    ),
+    Mutant(
+        "the choices of a prompt get seats that are still free",
+        "scheduler/table.py",
+        "[self._free_seats.pop() for _ in cold.choices]",
+        "self._free_seats[: -len(cold.choices) - 1 : -1]",
+    ),
+    Mutant(
+        "found blocks are not pinned",
+        "scheduler/seating.py",
+        "        stores.pool.pin(entry.found)\n",
+        "",
+    ),
+    Mutant(
+        "found blocks are reserved once more",
+        "scheduler/seating.py",
+        "stores.pool.reserve(candidate.blocks - len(entry.found))",
+        "stores.pool.reserve(candidate.blocks)",
+    ),
+    Mutant(
+        "who enters late is promised what others were promised before",
+        "scheduler/seating.py",
+        "min(promise, max(0, stores.pool.num_available - promised))",
+        "min(promise, max(0, stores.pool.num_available))",
+    ),
+    Mutant(
+        "a row publishes what it found as if it continued nothing",
+        "scheduler/seating.py",
+        "ends.append((*index.end(root, entry.found), len(entry.found)))",
+        "ends.append((*root, len(entry.found)))",
     ),
     # Cancels, deadlines, ends
     Mutant(
@@ -273,7 +346,7 @@ MUTANTS = (
     ),
     Mutant(
         "swapping in skips a block",
-        "scheduler/admission.py",
+        "scheduler/seating.py",
         "for index, host in entry.copied]",
         "for index, host in entry.copied[1:]]",
     ),
@@ -304,20 +377,20 @@ MUTANTS = (
     Mutant(
         "a row resumes from its prefix one block too far on",
         "scheduler/admission.py",
-        "return Entry(found, [], len(found) * table.block_size)",
-        "return Entry(found, [], (len(found) + 1) * table.block_size)",
+        "return Entry(found, [], len(found) * self._stores.config.block_size)",
+        "return Entry(found, [], (len(found) + 1) * self._stores.config.block_size)",
     ),
     Mutant(
         "a resumed row forgets what it had generated",
-        "scheduler/admission.py",
-        "remaining = int(table.num_tokens[row]) - entry.computed",
-        "remaining = int(table.prompt_tokens[row]) - entry.computed",
+        "scheduler/seating.py",
+        "remaining = candidate.num_tokens - entry.computed",
+        "remaining = int(stores.table.prompt_tokens[candidate.row]) - entry.computed",
     ),
     Mutant(
         "a resumed row gets blocks for its prompt alone",
-        "scheduler/table.py",
-        "return -(-int(self.num_tokens[row]) // self.block_size)",
-        "return -(-int(self.prompt_tokens[row]) // self.block_size)",
+        "scheduler/seating.py",
+        "blocks = -(-num_tokens // size)",
+        "blocks = -(-table.prompt_tokens[rows] // size)",
     ),
     # Credit
     Mutant(
@@ -329,8 +402,8 @@ MUTANTS = (
     Mutant(
         "credit is never spent",
         "scheduler/reaping.py",
-        "self._stores.credits.spend(table.credit[good])",
-        "self._stores.credits.spend(table.credit[good[:0]])",
+        "credits.spend(table.credit[rows])",
+        "credits.spend(table.credit[rows[:0]])",
     ),
     Mutant(
         "parked rows are scheduled",
@@ -348,7 +421,7 @@ MUTANTS = (
     Mutant(
         "overtakes are not counted",
         "scheduler/admission.py",
-        "        self._count_overtakes(waiting, fresh)\n",
+        "        self._count_overtakes(waiting, columns.arrival, fresh)\n",
         "",
     ),
     Mutant(
