@@ -6,9 +6,9 @@ from typing import Literal
 
 import numpy as np
 
-from cadenza.policies.views import StepView
+from cadenza.policies.views import RequestColumns, StepView
 from cadenza.scheduler.budget import Budget, promised_to
-from cadenza.scheduler.columns import BoolColumn
+from cadenza.scheduler.columns import BoolColumn, IntColumn
 from cadenza.scheduler.decisions import Admitted, HostCopyDropped, Resumed, Starving
 from cadenza.scheduler.planning import PlanBuilder
 from cadenza.scheduler.preemption import Lack, Preemption
@@ -51,7 +51,8 @@ class Admission:
             return
         stores, table = self._stores, self._stores.table
         view = stores.view(plan.now_s)
-        candidates, starving = self._order(waiting, most + PASSABLE, view, plan)
+        columns = table.view(waiting)
+        candidates, starving = self._order(waiting, columns, most + PASSABLE, view, plan)
         seated = table.view(table.seated())
         keep = stores.decisions.reserve_blocks(seated, table.view(candidates), view)
         # What those want kept who are passed over is not held against those behind them
@@ -77,7 +78,7 @@ class Admission:
             kept = wanted
             self._tell(plan, candidate, entry, rank, needs)
         self._seating.seat(plan)
-        self._count_overtakes(waiting, fresh)
+        self._count_overtakes(waiting, columns.arrival, fresh)
 
     def _judge(
         self,
@@ -117,14 +118,13 @@ class Admission:
         return table.free_seats + len(parked) + displaced
 
     def _order(
-        self, waiting: Rows, most: int, view: StepView, plan: PlanBuilder
+        self, waiting: Rows, columns: RequestColumns, most: int, view: StepView, plan: PlanBuilder
     ) -> tuple[Rows, BoolColumn]:
         """Who may enter, `most` at most, in order; and who of them is starving.
 
         A policy may keep requests out with +inf, but not all of them while nothing runs.
         """
-        table, decisions = self._stores.table, self._stores.decisions
-        columns = table.view(waiting)
+        decisions = self._stores.decisions
         starving = decisions.guard_starvation(columns, view)
         scores = decisions.order_admissions(columns, view)
         arrivals, needy = columns.arrival, np.flatnonzero(starving)
@@ -216,11 +216,11 @@ class Admission:
                     Starving(plan.step_id, plan.now_s, choice, int(table.overtakes[row]), wait_s)
                 )
 
-    def _count_overtakes(self, waiting: Rows, fresh: list[int]) -> None:
+    def _count_overtakes(self, rows: Rows, arrivals: IntColumn, fresh: list[int]) -> None:
         """Later arrivals that were admitted for the first time ahead of those who still wait."""
         if not fresh:
             return
-        table = self._stores.table
-        behind = waiting[table.arrival[waiting] < max(fresh)]
-        behind = behind[table.waits[behind]]
-        table.overtakes[behind] += later_admissions(table.arrival[behind], fresh)
+        table, earlier = self._stores.table, np.flatnonzero(arrivals < max(fresh))
+        waits = table.waits[rows[earlier]]
+        behind, arrivals = rows[earlier][waits], arrivals[earlier][waits]
+        table.overtakes[behind] += later_admissions(arrivals, fresh)

@@ -57,16 +57,14 @@ class EvictionQueue:
         popped: list[Blocks] = []
         while num:
             blocks, stamps = self._runs.popleft()
-            alive = np.flatnonzero(self._stamps[blocks] == stamps)
-            if len(alive) > num:
-                rest = int(alive[num])
-                self._runs.appendleft((blocks[rest:], stamps[rest:]))
-                self._num_queued += len(blocks) - rest
-                alive = alive[:num]
+            if len(blocks) > num:
+                self._runs.appendleft((blocks[num:], stamps[num:]))
+                blocks, stamps = blocks[:num], stamps[:num]
             self._num_queued -= len(blocks)
-            popped.append(blocks[alive])
-            num -= len(alive)
-        oldest = np.concatenate(popped) if popped else np.empty(0, dtype=np.int32)
+            blocks = blocks[self._stamps[blocks] == stamps]
+            popped.append(blocks)
+            num -= len(blocks)
+        oldest = popped[0] if len(popped) == 1 else np.concatenate(popped)
         self.discard(oldest)
         return oldest
 

@@ -17,6 +17,8 @@ def fair_shares(wanted: Counts, budget: int) -> Counts:
     Max-min fairness by water-filling: who wants less than an equal share gets all of it, the rest
     share what is left. What does not divide goes to the first in order.
     """
+    if wanted.sum() <= budget:
+        return wanted.copy()
     shares = np.zeros_like(wanted)
     left = budget
     order = np.argsort(wanted, kind="stable")

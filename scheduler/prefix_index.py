@@ -57,9 +57,9 @@ class PrefixIndex:
         # By block, how many wait for something that continues it; the watcher counts
         self.awaited = np.zeros(num_blocks, dtype=np.int64)
         self._after: Names = np.zeros(num_blocks, dtype=np.int64)  # name of what each continues
-        self._parent: Blocks = np.full(num_blocks, _NO_BLOCK, dtype=np.int32)
+        # Of a block that had one once, the link stays, and whatever comes later is a branch
         self._heir: Blocks = np.full(num_blocks, _NO_BLOCK, dtype=np.int32)
-        self._num_branches = np.zeros(num_blocks, dtype=np.int64)  # that continue each
+        self._is_branch = np.zeros(num_blocks, dtype=bool)
         self._tokens: Tokens = np.zeros((num_blocks, block_size), dtype=np.int32)
         self._branches: dict[tuple[int, BlockKey], int] = {}  # by (name of what it continues, key)
         self._places: dict[int, tuple[int, BlockKey]] = {}  # of each block among the branches
@@ -97,7 +97,7 @@ class PrefixIndex:
         """
         found: list[int] = []
         while len(found) < len(keys):
-            heirs = self._heirs(prefix.block, len(keys) - len(found))
+            heirs = self._heirs(prefix, len(keys) - len(found))
             found += heirs[: self._num_equal(heirs, tokens[len(found) :])]
             if len(found) == len(keys):
                 break
@@ -109,14 +109,19 @@ class PrefixIndex:
             prefix = self.end(prefix, found)
         return np.array(found, dtype=np.int32)
 
-    def _heirs(self, block: int, most: int) -> list[int]:
-        """The heir of a block, the heir of that, and so on."""
+    def _heirs(self, prefix: Prefix, most: int) -> list[int]:
+        """The heir of the block that ends a prefix, the heir of that, and so on."""
         heirs: list[int] = []
-        block = self._heir.item(block) if block >= 0 else _NO_BLOCK
+        block = self._heir.item(prefix.block) if prefix.block >= 0 else _NO_BLOCK
         while block >= 0 and len(heirs) < most:
             heirs.append(block)
             block = self._heir.item(block)
-        return heirs
+        if not heirs:
+            return heirs
+        names = self.names[heirs]
+        before = np.concatenate(((prefix.name,), names[:-1]))
+        lives = (names != _UNPUBLISHED) & (self._after[heirs] == before)
+        return heirs if lives.all() else heirs[: int(lives.argmin())]
 
     def _num_equal(self, blocks: list[int], tokens: Tokens) -> int:
         """How many of the blocks hold `tokens`, before the first that does not."""
@@ -149,7 +154,7 @@ class PrefixIndex:
         self._link(prefix, key, blocks[0])
         names, heads = np.array([prefix.name]), np.array([0])
         held = np.array(blocks, dtype=np.int32)
-        self._add(np.array([prefix.block], dtype=np.int32), names, heads, tokens, held)
+        self._add(names, heads, tokens, held)
         self._announce([key])
         return self.end(prefix, held), displaced
 
@@ -172,20 +177,22 @@ class PrefixIndex:
         Returns which of the runs were published: not those with anything in their way.
         """
         heads = blocks[starts]
-        self._tokens[heads] = tokens[starts]  # what continues one block is compared below
         alive = (parents < 0) | (self.names[parents] == names)
-        done = alive & (parents >= 0) & (self._heir[parents] < 0)
-        done &= (self._num_branches[parents] == 0) & (self.awaited[parents] == 0)
-        self._heir[parents[done][::-1]] = heads[done][::-1]  # of several the first
-        done[done] = self._heir[parents[done]] == heads[done]
+        plain = alive & (parents >= 0) & (self._heir[parents] == _NO_BLOCK)
+        plain &= self.awaited[parents] == 0
+        self._heir[parents[plain][::-1]] = heads[plain][::-1]  # of several the first
+        done = plain.copy()
+        done[plain] = self._heir[parents[plain]] == heads[plain]
         keys: list[BlockKey] = []
-        for run in np.flatnonzero(alive & ~done).tolist():
+        continued: set[int] = set()
+        for run in np.flatnonzero(alive & ~plain).tolist():
             prefix, key = Prefix(parents.item(run), names.item(run)), key_of(run)
+            if prefix.block >= 0:
+                known = self.match(prefix, (key,), tokens[starts[run]][None])
+                if len(known) or prefix.name in continued:
+                    continue
+                continued.add(prefix.name)
             if (prefix.name, key) in self._branches:
-                continue
-            if prefix.block >= 0 and self._num_equal(
-                self._heirs(prefix.block, 1), tokens[starts[run]][None]
-            ):
                 continue
             self._link(prefix, key, heads.item(run))
             keys.append(key)
@@ -193,8 +200,8 @@ class PrefixIndex:
         if not done.all():
             kept = np.repeat(done, np.diff(starts, append=len(blocks)))
             starts = (np.cumsum(kept) - 1)[starts[done]]
-            parents, names, tokens, blocks = parents[done], names[done], tokens[kept], blocks[kept]
-        self._add(parents, names, starts, tokens, blocks)
+            names, tokens, blocks = names[done], tokens[kept], blocks[kept]
+        self._add(names, starts, tokens, blocks)
         self._announce(keys)
         return done
 
@@ -203,47 +210,33 @@ class PrefixIndex:
         blocks = blocks[self.names[blocks] != _UNPUBLISHED]
         if not len(blocks):
             return
-        parents = self._parent[blocks]
-        is_heir = (parents >= 0) & (self._heir[parents] == blocks)
-        self._heir[parents[is_heir]] = _NO_BLOCK
-        for block in blocks[~is_heir].tolist():
-            if block in self._places:  # otherwise what it was the heir of has gone before it
-                self._unlink(block)
-        self._heir[blocks] = _NO_BLOCK
-        self._num_branches[blocks] = 0
+        branches = blocks[self._is_branch[blocks]]
+        for branch in branches.tolist():
+            del self._branches[self._places.pop(branch)]
+        self._is_branch[branches] = False
         self.names[blocks] = _UNPUBLISHED
         if self.watcher is not None:
             self.watcher.on_unpublished(blocks)
 
     def _link(self, prefix: Prefix, key: BlockKey, block: int) -> None:
         """Let a block be found after `prefix`: as the heir if there is none, or else by key."""
-        if prefix.block >= 0 and self._heir[prefix.block] < 0:
+        if prefix.block >= 0 and self._heir[prefix.block] == _NO_BLOCK:
             self._heir[prefix.block] = block
         else:
             place = prefix.name, key
             self._branches[place], self._places[block] = block, place
-            if prefix.block >= 0:
-                self._num_branches[prefix.block] += 1
+            self._is_branch[block] = True
 
-    def _unlink(self, branch: int) -> None:
-        place, parent = self._places.pop(branch), int(self._parent[branch])
-        del self._branches[place]
-        if parent >= 0 and self.names[parent] == place[0]:
-            self._num_branches[parent] -= 1
-
-    def _add(
-        self, parents: Blocks, names: Names, starts: Runs, tokens: Tokens, blocks: Blocks
-    ) -> None:
+    def _add(self, names: Names, starts: Runs, tokens: Tokens, blocks: Blocks) -> None:
         """Enter runs of blocks whose heads are linked; arguments as for `publish_runs`."""
         num = len(blocks)
         first, self._last_name = self._last_name + 1, self._last_name + num
         new_names = np.arange(first, first + num)
-        parent, after, heir = np.empty_like(blocks), new_names - 1, np.empty_like(blocks)
-        parent[1:], heir[:-1] = blocks[:-1], blocks[1:]
-        parent[starts], after[starts] = parents, names
+        after, heir = new_names - 1, np.empty_like(blocks)
+        after[starts] = names
+        heir[:-1] = blocks[1:]
         heir[starts - 1] = _NO_BLOCK  # of the last of each run; that of the last run stands last
-        self.names[blocks], self._after[blocks] = new_names, after
-        self._parent[blocks], self._heir[blocks] = parent, heir
+        self.names[blocks], self._after[blocks], self._heir[blocks] = new_names, after, heir
         self._tokens[blocks] = tokens
 
     def _announce(self, keys: Sequence[BlockKey]) -> None:
@@ -255,22 +248,14 @@ class PrefixIndex:
         published = np.flatnonzero(self.names)
         names = self.names[published]
         assert len(set(names.tolist())) == len(published), "two publications have one name"
-        assert not (self._heir[self.names == _UNPUBLISHED] >= 0).any()
-        parents = np.flatnonzero(self._heir >= 0)
+        parents = published[self._heir[published] >= 0]
         heirs = self._heir[parents]
-        assert (self._after[heirs] == self.names[parents]).all(), "an heir of something else"
-        assert (self._parent[heirs] == parents).all()
-        assert self.names[heirs].all(), "an heir that is not published"
+        heirs = heirs[self._after[heirs] == self.names[parents]]
         assert {block: place for place, block in self._branches.items()} == self._places
-        branches = np.array(list(self._places), dtype=np.int32)
-        after = [name for name, _ in self._places.values()]
+        branches = np.flatnonzero(self._is_branch).tolist()
+        assert set(branches) == set(self._places)
         assert self.names[branches].all(), "a branch that is not published"
+        after = [self._places[block][0] for block in branches]
         assert (self._after[branches] == after).all(), "a branch of something else"
-        parents = self._parent[branches]
-        parents = parents[(parents >= 0) & (self.names[parents] == after)]
-        num_branches = np.bincount(parents, minlength=len(self.names))
-        assert np.array_equal(num_branches, self._num_branches), "branches are miscounted"
-        linked = {*heirs.tolist(), *self._places}
-        for block in set(published.tolist()) - linked:
-            parent = int(self._parent[block])
-            assert self.names[parent] != self._after[block], "a published block is not findable"
+        lost = set(published.tolist()) - set(branches) - set(heirs.tolist())
+        assert not np.isin(self._after[list(lost)], names).any(), "published, and not findable"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -37,7 +38,7 @@ class Entry(NamedTuple):
     from_host: bool = False
 
 
-def candidates_of(table: RequestTable, rows: Rows) -> list[Candidate]:
+def candidates_of(table: RequestTable, rows: Rows) -> Iterator[Candidate]:
     """The rows, in their order."""
     size, choices, num_tokens = table.block_size, table.choices[rows], table.num_tokens[rows]
     blocks = -(-num_tokens // size)
@@ -52,10 +53,8 @@ def candidates_of(table: RequestTable, rows: Rows) -> list[Candidate]:
         blocks,
         tails,
     )
-    return [
-        Candidate(row, table.cold(row), *each)
-        for row, *each in zip(rows.tolist(), *(column.tolist() for column in columns), strict=True)
-    ]
+    for row, *each in zip(rows.tolist(), *(column.tolist() for column in columns), strict=True):
+        yield Candidate(row, table.cold(row), *each)
 
 
 class Seating:

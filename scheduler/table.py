@@ -23,9 +23,10 @@ NO_SEAT = -1
 _NO_TOKEN = -1
 # Names of their own: to look a member up on its class takes longer than to move a row
 _FREE, _WAITING, _RUNNING = State.FREE, State.WAITING, State.RUNNING
-_PARKED, _SWAPPED = State.PARKED, State.SWAPPED
-_WAITS = frozenset({State.WAITING, State.PREEMPTED, State.SWAPPED})
-_LEGAL = np.array([[to in TRANSITIONS[at] for to in State] for at in State])
+# Plain numbers, since NumPy takes several times as long to compare with a member
+_PARKED, _SWAPPED = State.PARKED.value, State.SWAPPED.value
+_WAITS = frozenset({State.WAITING.value, State.PREEMPTED.value, State.SWAPPED.value})
+_LEGAL = [np.array([to in TRANSITIONS[at] for at in State]) for to in State]  # [to][at]
 
 
 class RequestTable(Columns):
@@ -268,17 +269,20 @@ class RequestTable(Columns):
         self._move_all(np.array([row]), to)
 
     def _move_all(self, rows: Rows, to: State) -> None:
-        states, num = self.state[rows], len(rows)
-        illegal = np.flatnonzero(~_LEGAL[states, to])
-        if len(illegal):
-            row, state = rows[illegal[0]], State(states[illegal[0]]).name
-            raise AssertionError(f"row {row} cannot go from {state} to {to.name}")
-        counts = np.bincount(states, minlength=len(State)).tolist()
-        self.num_parked += num * (to is _PARKED) - counts[_PARKED]
-        self.num_swapped += num * (to is _SWAPPED) - counts[_SWAPPED]
+        states = self.state[rows]
+        legal = _LEGAL[to][states]
+        if not legal.all():
+            row, state = rows[legal.argmin()], State(states[legal.argmin()])
+            raise AssertionError(f"row {row} cannot go from {state.name} to {to.name}")
+        if self.num_parked:
+            self.num_parked -= int(np.count_nonzero(states == _PARKED))
+        if self.num_swapped:
+            self.num_swapped -= int(np.count_nonzero(states == _SWAPPED))
+        self.num_parked += len(rows) * (to == _PARKED)
+        self.num_swapped += len(rows) * (to == _SWAPPED)
         self.state[rows] = to
         self.waits[rows] = to in _WAITS
-        self.parked[rows] = to is _PARKED
+        self.parked[rows] = to == _PARKED
 
     def _take_row(self) -> int:
         if not self._free_rows:

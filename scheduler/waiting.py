@@ -22,11 +22,12 @@ def lowest(scores: npt.NDArray[np.float64], arrivals: npt.NDArray[np.int64], num
     if num == 0:
         return np.empty(0, dtype=np.intp)
     limit = np.partition(scores, num - 1)[num - 1]
-    below, ties = np.flatnonzero(scores < limit), np.flatnonzero(scores == limit)
-    wanted = num - len(below)
-    if wanted < len(ties):
+    found = np.flatnonzero(scores <= limit)
+    if len(found) > num:
+        below, ties = found[scores[found] < limit], found[scores[found] == limit]
+        wanted = num - len(below)
         ties = ties[np.argpartition(arrivals[ties], wanted - 1)[:wanted]]
-    found = np.concatenate((below, ties))
+        found = np.concatenate((below, ties))
     return found[np.lexsort((arrivals[found], scores[found]))]
 
 

@@ -74,6 +74,8 @@ class WaitingPrefixes:
 
     def on_unpublished(self, blocks: Blocks) -> None:
         """Rows whose prefix went through one of the blocks fall back to what comes before it."""
+        if not self._ending:
+            return
         gone = blocks[self._passing[blocks] > 0]
         if not len(gone):
             return
