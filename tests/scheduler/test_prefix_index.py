@@ -364,17 +364,29 @@ def test_of_runs_that_begin_alike_the_first_is_entered_and_the_others_are_left_o
     index = index_of()
     prefix = path(index, [A], [0]) if block == 0 else index.root("")
 
-    assert refused(
-        index,
-        (prefix, [B, C], [1, 2]),
-        (prefix, [B, C], [3, 4]),
-        (prefix, [D], [5]),
-        (prefix, [D, C], [6, 7]),
-        (prefix, [B], [8]),
-    ) == [1, 3, 4]
+    runs = [(prefix, [B, C], [1, 2]), (prefix, [B, C], [3, 4]), (prefix, [B], [5])]
+    assert refused(index, *runs) == [1, 2]
 
+    for run in runs[1:]:
+        assert publish(index, *run)[1] == []
     assert match(index, [B, C, D], after=prefix) == [1, 2]
-    assert match(index, [D, C], after=prefix) == [5]
+    assert len(index) == 2 + (block == 0)
+
+
+def test_runs_that_part_at_a_block_find_each_its_place_sooner_or_later():
+    """Those that are left out at first too."""
+    index = index_of()
+    end = path(index, [A], [0])
+    runs = [(end, [B, C], [1, 2]), (end, [D], [3]), (end, [C], [4])]
+
+    late = refused(index, *runs)
+    for run in late:
+        assert publish(index, *runs[run])[1] == []
+
+    assert 0 not in late
+    assert match(index, [A, B, C]) == [0, 1, 2]
+    assert match(index, [A, D]) == [0, 3]
+    assert match(index, [A, C]) == [0, 4]
 
 
 def test_no_run_may_be_entered():
@@ -456,7 +468,8 @@ def test_where_heir_and_branches_are_gone_others_take_their_places():
     assert match(index, [A, D]) == [0]
 
     remove(index, 2, 1)
-    enter(index, (end, [C], [4]), (end, [B], [5]))
+    enter(index, (end, [C], [4]))
+    enter(index, (end, [B], [5]))
 
     assert match(index, [A, C]) == [0, 4]
     assert match(index, [A, B]) == [0, 5]
@@ -484,15 +497,9 @@ def test_keys_are_asked_for_only_where_a_block_begins_a_prefix_or_has_siblings()
     index = index_of()
     first, second = path(index, [A], [0]), path(index, [B], [1])
 
-    asked = enter(
-        index,
-        (first, [A], [2]),
-        (index.root(""), [C], [3]),
-        (second, [A], [4]),
-        (first, [B], [5]),
-        (first, [C], [6]),
-    )
-    assert asked == [1, 3, 4]
+    runs = [(first, [A], [2]), (index.root(""), [C], [3]), (second, [A], [4])]
+    assert enter(index, *runs) == [1]
+    assert enter(index, (first, [B], [5])) == enter(index, (first, [C], [6])) == [0]
 
     ends = [index.end(first, [block]) for block in (2, 4, 5)]
     assert (
@@ -511,7 +518,12 @@ def test_what_somebody_waits_for_is_announced_with_its_key():
     assert heard.events == [("published", [C])]
     assert match(index, [A, C, D]) == [0, 2, 3]
 
-    index.awaited[0] = 0
+    more = index.end(second, [4])
+    index.awaited[4] = 1
+    assert refused(index, (more, [A], [7]), (more, [A], [8])) == [1], "they are the same"
+    assert heard.events.pop() == ("published", [A])
+
+    index.awaited[:] = 0
     assert enter(index, (index.end(first, [3]), [A], [5]), (first, [A], [6])) == [1]
     assert heard.events[1:] == [("published", [A])], "a branch is announced at any rate"
 
@@ -584,8 +596,12 @@ class Twins:
             return runs[run][1][0]
 
         done = publish_runs(self.index, *runs, key_of=key_of)
+        names: set[int] = set()
         for keys, run, did in zip(paths, runs, done, strict=True):
-            assert did == (len(self.walk(keys)) == len(keys) - len(run[1]))
+            is_new = len(self.walk(keys)) == len(keys) - len(run[1])
+            assert did <= is_new
+            assert did == is_new or run[0].name in names, "only siblings may have to wait"
+            names.add(run[0].name)
             if did:
                 self.add(keys, run)
         for keys, run, did in zip(paths, runs, done, strict=True):
