@@ -85,13 +85,13 @@ class Decisions:
 
     def guard_starvation(self, waiting: RequestColumns, step: StepView) -> BoolArray:
         """bool [waiting], True where any guard sees starvation."""
-        starving = np.zeros(len(waiting), dtype=bool)
+        starving: BoolArray | None = None
         for guard in self._profile.guards:
             check = _alone(_mask(len(waiting)))
             answer = self._try(guard, "guard_starvation", check, waiting=waiting, step=step)
             if answer is not None:
-                starving |= answer
-        return starving
+                starving = answer if starving is None else starving | answer
+        return np.zeros(len(waiting), dtype=bool) if starving is None else starving
 
     @property
     def observes_finished(self) -> bool:

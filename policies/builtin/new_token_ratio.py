@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from cadenza.policies.markers import hookimpl
-from cadenza.policies.views import FloatArray, IntArray, RequestColumns, StepView
+from cadenza.policies.views import IntArray, RequestColumns, StepView
 
 INITIAL_RATIO = 0.7
 FLOOR_RATIO = 0.1  # 0.14 of the initial ratio
@@ -37,15 +37,9 @@ class NewTokenRatio:
         self, running: RequestColumns, candidates: RequestColumns, step: StepView
     ) -> IntArray:
         self._learn(running, step)
-        growth = float(self._growth(running).sum())
-        entering = np.cumsum(self._growth(candidates))
-        tokens = np.concatenate(([growth], growth + entering))
-        return np.ceil(tokens / step.block_size).astype(np.int64)
-
-    def _growth(self, requests: RequestColumns) -> FloatArray:
-        remaining = requests.max_tokens - requests.generated_tokens
-        growth: FloatArray = np.minimum(remaining, MAX_LOOKAHEAD) * requests.choices * self.ratio
-        return growth
+        growth = _most(running).sum()
+        tokens = growth + np.concatenate(([0], np.cumsum(_most(candidates))))
+        return np.ceil(tokens * (self.ratio / step.block_size)).astype(np.int64)
 
     def _learn(self, running: RequestColumns, step: StepView) -> None:
         if running.parked.all():
@@ -59,3 +53,10 @@ class NewTokenRatio:
             self.ratio = max(FLOOR_RATIO, self.ratio - decay * steps)
         self._preemptions = step.preemptions
         self._step_id = step.step_id
+
+
+def _most(requests: RequestColumns) -> IntArray:
+    """Tokens that each may still generate, as far as they are looked at."""
+    remaining = requests.max_tokens - requests.generated_tokens
+    most: IntArray = np.minimum(remaining, MAX_LOOKAHEAD) * requests.choices
+    return most

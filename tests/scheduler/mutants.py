@@ -115,8 +115,8 @@ MUTANTS = (
     Mutant(
         "a block that was pinned meanwhile is evicted when its old turn comes",
         "scheduler/eviction_queue.py",
-        "np.flatnonzero(self._stamps[blocks] == stamps)",
-        "np.flatnonzero(self._stamps[blocks] != _ABSENT)",
+        "blocks = blocks[self._stamps[blocks] == stamps]",
+        "blocks = blocks[self._stamps[blocks] != _ABSENT]",
     ),
     # Prefixes
     Mutant(
@@ -152,20 +152,20 @@ MUTANTS = (
     Mutant(
         "an evicted heir is still found",
         "scheduler/prefix_index.py",
-        "        self._heir[parents[is_heir]] = _BY_KEY\n",
-        "",
+        "lives = (names != _UNPUBLISHED) & (self._after[heirs] == before)",
+        "lives = (names == names) & (self._after[heirs] == before)",
     ),
     Mutant(
-        "branches are forgotten when the heir is evicted",
+        "what an evicted heir holds next is believed to be an heir",
         "scheduler/prefix_index.py",
-        "self._heir[parents[is_heir]] = _BY_KEY",
-        "self._heir[parents[is_heir]] = _NO_BLOCK",
+        "lives = (names != _UNPUBLISHED) & (self._after[heirs] == before)",
+        "lives = names != _UNPUBLISHED",
     ),
     Mutant(
         "an evicted branch is still found",
         "scheduler/prefix_index.py",
-        "                del self._branches[place]\n",
-        "                pass\n",
+        "            del self._branches[self._places.pop(branch)]\n",
+        "            self._places.pop(branch)\n",
     ),
     Mutant(
         "what is published together continues one another",
@@ -176,20 +176,26 @@ MUTANTS = (
     Mutant(
         "of runs that begin alike all are published",
         "scheduler/prefix_index.py",
-        "        done[done] = self._heir[parents[done]] == heads[done]\n",
+        "        done[plain] = self._heir[parents[plain]] == heads[plain]\n",
         "",
     ),
     Mutant(
         "of runs that begin alike the last one is found",
         "scheduler/prefix_index.py",
-        "self._heir[parents[done][::-1]] = heads[done][::-1]",
-        "self._heir[parents[done]] = heads[done]",
+        "self._heir[parents[plain][::-1]] = heads[plain][::-1]",
+        "self._heir[parents[plain]] = heads[plain]",
     ),
     Mutant(
         "rows that wait behind a block are not told what continues it",
         "scheduler/prefix_index.py",
-        "        done &= self.awaited[parents] == 0\n",
+        "        plain &= self.awaited[parents] == 0\n",
         "",
+    ),
+    Mutant(
+        "equal continuations of a block are both published where rows wait",
+        "scheduler/prefix_index.py",
+        "if len(known) or prefix.name in continued:",
+        "if len(known):",
     ),
     Mutant(
         "the whole prompt may be found, with no token left to compute",
