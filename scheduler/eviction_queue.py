@@ -54,6 +54,8 @@ class EvictionQueue:
     def pop(self, num: int) -> Blocks:
         """The `num` oldest blocks, which leave the queue; it must have as many."""
         assert num <= self._num
+        if not num:
+            return np.empty(0, dtype=np.int32)
         popped: list[Blocks] = []
         while num:
             blocks, stamps = self._runs.popleft()
