@@ -8,7 +8,7 @@ import numpy as np
 
 from cadenza.policies.views import RequestColumns, StepView
 from cadenza.scheduler.budget import Budget, promised_to
-from cadenza.scheduler.columns import BoolColumn, IntColumn
+from cadenza.scheduler.columns import BoolColumn, IntColumn, where
 from cadenza.scheduler.decisions import Admitted, HostCopyDropped, Resumed, Starving
 from cadenza.scheduler.planning import PlanBuilder
 from cadenza.scheduler.preemption import Lack, Preemption
@@ -127,7 +127,7 @@ class Admission:
         decisions = self._stores.decisions
         starving = decisions.guard_starvation(columns, view)
         scores = decisions.order_admissions(columns, view)
-        arrivals, needy = columns.arrival, np.flatnonzero(starving)
+        arrivals, needy = columns.arrival, where(starving)
         if not len(needy) and scores.max() < np.inf:  # the common case, of one pass less
             order = lowest(scores, arrivals, most)
             return waiting[order], starving[order]
@@ -135,7 +135,7 @@ class Admission:
         if plan.is_empty and kept_out.all():
             kept_out[:] = False
             scores = arrivals.astype(np.float64)
-        normal = np.flatnonzero(~starving & ~kept_out)
+        normal = where(~starving & ~kept_out)
         normal = normal[lowest(scores[normal], arrivals[normal], most)]
         self._tell_starving(waiting[needy], plan)
         needy = needy[lowest(arrivals[needy].astype(np.float64), arrivals[needy], most)]
@@ -220,7 +220,7 @@ class Admission:
         """Later arrivals that were admitted for the first time ahead of those who still wait."""
         if not fresh:
             return
-        table, earlier = self._stores.table, np.flatnonzero(arrivals < max(fresh))
+        table, earlier = self._stores.table, where(arrivals < max(fresh))
         waits = table.waits[rows[earlier]]
         behind, arrivals = rows[earlier][waits], arrivals[earlier][waits]
         table.overtakes[behind] += later_admissions(arrivals, fresh)

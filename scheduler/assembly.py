@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from cadenza.scheduler.columns import where
 from cadenza.scheduler.plan import Int32Array, Int64Array, Seated, StepPlan
 from cadenza.scheduler.planning import Counts, PlanBuilder
 from cadenza.scheduler.table import RequestTable, Rows
@@ -13,13 +14,13 @@ def assemble(table: RequestTable, plan: PlanBuilder, rows: Rows, counts: Counts)
     """The plan in which each of `rows` computes the next `counts` of its tokens."""
     seats, context, known = table.seat[rows], table.computed_tokens[rows], table.num_tokens[rows]
     size = table.block_size
-    ends = np.cumsum(counts)
+    ends = counts.cumsum()
     num_tokens = int(ends[-1]) if len(rows) else 0
     if num_tokens == len(rows):
         positions, seat_of = context, seats
     else:
-        positions = np.arange(num_tokens) + np.repeat(context - ends + counts, counts)
-        seat_of = np.repeat(seats, counts)
+        positions = np.arange(num_tokens) + (context - ends + counts).repeat(counts)
+        seat_of = seats.repeat(counts)
     places, widest = positions // size, table.block_table.shape[1]
     # Flat indices, as one index an element is half the work of two
     tokens = table.history.ravel()[seat_of * (widest * size) + positions]
@@ -48,14 +49,14 @@ def _samples(
     table: RequestTable, rows: Rows, complete: np.ndarray
 ) -> tuple[Int32Array, Int64Array, Int32Array]:
     """Who draws a token: each choice of each row whose known tokens are all computed after this."""
-    samples = np.flatnonzero(complete)
+    samples = where(complete)
     choices = table.choices[rows[samples]]
     requests, seats = table.request[rows[samples]], table.seat[rows[samples]]
     if (choices > 1).any():
         cold = [table.cold(row) for row in rows[samples].tolist()]
         requests = np.array([choice for each in cold for choice in each.choices])
         seats = np.array([seat for each in cold for seat in each.seats])
-        samples = np.repeat(samples, choices)
+        samples = samples.repeat(choices)
     return samples.astype(np.int32), requests, seats.astype(np.int32)
 
 

@@ -7,6 +7,7 @@ from itertools import combinations
 import numpy as np
 import numpy.typing as npt
 
+from cadenza.scheduler.columns import where
 from cadenza.scheduler.plan import Int64Array, StepPlan, StepTimes
 
 FloatArray = npt.NDArray[np.float64]
@@ -138,7 +139,7 @@ def _features(plan: StepPlan) -> tuple[float, float, float, float]:
     contexts = float(plan.num_context.sum())
     if plan.num_tokens == plan.num_rows:
         return 1.0, float(plan.num_tokens), contexts, 0.0
-    chunks = np.flatnonzero(plan.num_new > 1)
+    chunks = where(plan.num_new > 1)
     new = plan.num_new[chunks].astype(np.float64)
     context = plan.num_context[chunks].astype(np.float64)
     work = float(new @ (context + new / 2))

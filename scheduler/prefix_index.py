@@ -19,6 +19,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from cadenza.scheduler.columns import BoolColumn, where
 from cadenza.scheduler.prefix import BlockKey
 
 Blocks = npt.NDArray[np.int32]
@@ -166,7 +167,7 @@ class PrefixIndex:
         tokens: Tokens,
         blocks: Blocks,
         key_of: Callable[[int], BlockKey],
-    ) -> npt.NDArray[np.bool_]:
+    ) -> BoolColumn:
         """`publish` for many runs of unpublished blocks, one after another.
 
         Args:
@@ -181,11 +182,11 @@ class PrefixIndex:
         plain = alive & (parents >= 0) & (self._heir[parents] == _NO_BLOCK)
         plain &= self.awaited[parents] == 0
         self._heir[parents[plain][::-1]] = heads[plain][::-1]  # of several the first
-        done = plain.copy()
+        done: BoolColumn = plain.copy()
         done[plain] = self._heir[parents[plain]] == heads[plain]
         keys: list[BlockKey] = []
         continued: set[int] = set()
-        for run in np.flatnonzero(alive & ~plain).tolist():
+        for run in where(alive & ~plain).tolist():
             prefix, key = Prefix(parents.item(run), names.item(run)), key_of(run)
             if prefix.block >= 0:
                 known = self.match(prefix, (key,), tokens[starts[run]][None])
@@ -199,7 +200,7 @@ class PrefixIndex:
             done[run] = True
         if not done.all():
             kept = np.repeat(done, np.diff(starts, append=len(blocks)))
-            starts = (np.cumsum(kept) - 1)[starts[done]]
+            starts = (kept.cumsum() - 1)[starts[done]]
             names, tokens, blocks = names[done], tokens[kept], blocks[kept]
         self._add(names, starts, tokens, blocks)
         self._announce(keys)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cadenza.scheduler.columns import BoolColumn
+from cadenza.scheduler.columns import BoolColumn, where
 from cadenza.scheduler.prefix import BlockKey, extend_keys
 from cadenza.scheduler.prefix_index import Prefix
 from cadenza.scheduler.stores import Stores
@@ -23,7 +23,7 @@ class Publisher:
             return
         table = self._stores.table
         full = table.computed_tokens[rows] // table.block_size
-        more = np.flatnonzero(full > table.published_blocks[rows])
+        more = where(full > table.published_blocks[rows])
         if not len(more):
             return
         rows, full = rows[more], full[more]
@@ -39,9 +39,9 @@ class Publisher:
         table, pool = self._stores.table, self._stores.pool
         first = table.published_blocks[rows]
         counts = upto - first
-        ends = np.cumsum(counts)
-        seats, starts = np.repeat(table.seat[rows], counts), ends - counts
-        depths = np.arange(len(seats)) + np.repeat(first - starts, counts)
+        ends = counts.cumsum()
+        seats, starts = table.seat[rows].repeat(counts), ends - counts
+        depths = np.arange(len(seats)) + (first - starts).repeat(counts)
         blocks = table.block_table[seats, depths]
         if pool.num_trusted(blocks) < len(blocks):
             return np.zeros(len(rows), dtype=bool)

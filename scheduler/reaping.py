@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from cadenza.scheduler.columns import where
 from cadenza.scheduler.decisions import Parked, Unparked
 from cadenza.scheduler.plan import Int32Array, Int64Array, StepOutcome, StepPlan
 from cadenza.scheduler.publishing import Publisher
@@ -110,7 +111,7 @@ class Reaper:
     def expire(self, now_s: float) -> Ended:
         """End the rows whose deadline has passed, in whatever state they are."""
         table = self._stores.table
-        late = np.flatnonzero((table.deadline_s <= now_s) & (table.state != State.FREE))
+        late = where((table.deadline_s <= now_s) & (table.state != State.FREE))
         return self.end(late[np.argsort(table.arrival[late])], FinishReason.DEADLINE, now_s)
 
     def end(self, rows: Rows, reason: FinishReason, now_s: float) -> Ended:
@@ -142,7 +143,7 @@ class Reaper:
     def _fork(self, sampled: Rows) -> Rows:
         """Rows in place of `sampled`, where a prompt's several choices have just got their own."""
         stores, table = self._stores, self._stores.table
-        several = np.flatnonzero(table.choices[sampled] > 1)
+        several = where(table.choices[sampled] > 1)
         if not len(several):
             return sampled
         sampled = sampled.copy()
@@ -169,17 +170,17 @@ class Reaper:
         codes = np.zeros(len(rows), dtype=np.uint8)  # FinishReason.NOT
         # The table has cut max_tokens to what the context has room for
         codes[table.generated_tokens[rows] >= table.max_tokens[rows]] = FinishReason.LENGTH
-        picky = np.flatnonzero(table.has_stop_ids[rows])
+        picky = where(table.has_stop_ids[rows])
         if len(picky):
             stopped = (table.stop_token_ids[rows[picky]] == tokens[picky, None]).any(axis=1)
             codes[picky[stopped]] = FinishReason.STOP_TOKEN
         for eos in self._eos:
-            at_end = np.flatnonzero(tokens == eos)
+            at_end = where(tokens == eos)
             codes[at_end[~table.ignore_eos[rows[at_end]]]] = FinishReason.EOS
         return codes
 
     def _remove(self, sampled: Rows, codes: Codes, now_s: float) -> None:
-        over = np.flatnonzero(codes)
+        over = where(codes)
         if not len(over):
             return
         stores, table = self._stores, self._stores.table

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cadenza.policies.views import RequestColumns
-from cadenza.scheduler.columns import Columns, IntColumn
+from cadenza.scheduler.columns import Columns, IntColumn, where
 from cadenza.scheduler.request import MAX_STOP_TOKEN_IDS, Arrival, Request
 from cadenza.scheduler.states import TRANSITIONS, State
 
@@ -89,7 +89,7 @@ class RequestTable(Columns):
 
     def waiting(self) -> Rows:
         """Rows that want a seat."""
-        return np.flatnonzero(self.waits)
+        return where(self.waits)
 
     def earliest_deadline_s(self) -> float:
         """The earliest deadline of any row; +inf if none has one."""

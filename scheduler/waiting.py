@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from cadenza.scheduler.columns import where
+
 NORMAL_PER_STARVING = 3  # a starving row takes at most every fourth admission
 
 Indices = npt.NDArray[np.intp]
@@ -22,7 +24,7 @@ def lowest(scores: npt.NDArray[np.float64], arrivals: npt.NDArray[np.int64], num
     if num == 0:
         return np.empty(0, dtype=np.intp)
     limit = np.partition(scores, num - 1)[num - 1]
-    found = np.flatnonzero(scores <= limit)
+    found = where(scores <= limit)
     if len(found) > num:
         below, ties = found[scores[found] < limit], found[scores[found] == limit]
         wanted = num - len(below)

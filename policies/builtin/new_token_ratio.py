@@ -39,7 +39,8 @@ class NewTokenRatio:
         self._learn(running, step)
         growth = _most(running).sum()
         tokens = growth + np.concatenate(([0], np.cumsum(_most(candidates))))
-        return np.ceil(tokens * (self.ratio / step.block_size)).astype(np.int64)
+        kept: IntArray = np.ceil(tokens * (self.ratio / step.block_size)).astype(np.int64)
+        return kept
 
     def _learn(self, running: RequestColumns, step: StepView) -> None:
         if running.parked.all():
