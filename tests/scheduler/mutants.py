@@ -507,8 +507,8 @@ MUTANTS = (
     Mutant(
         "positions of chunks are off by one",
         "scheduler/assembly.py",
-        "np.repeat(context - ends + counts, counts)",
-        "np.repeat(context - ends + counts - 1, counts)",
+        "(context - ends + counts).repeat(counts)",
+        "(context - ends + counts - 1).repeat(counts)",
     ),
     Mutant(
         "slots ignore the block table",
