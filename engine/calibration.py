@@ -67,7 +67,6 @@ def _seconds(run: Callable[[], object]) -> float:
 
 
 def _prefill_plan(count: int, block_size: int) -> StepPlan:
-    positions = np.arange(count)
     return StepPlan(
         step_id=0,
         requests=np.zeros(1, dtype=np.int64),
@@ -75,8 +74,6 @@ def _prefill_plan(count: int, block_size: int) -> StepPlan:
         num_context=np.zeros(1, dtype=np.int32),
         num_new=np.array([count], dtype=np.int32),
         tokens=np.zeros(count, dtype=np.int32),
-        positions=positions.astype(np.int32),
-        slots=positions.astype(np.int64),
         block_tables=np.arange(-(-count // block_size), dtype=np.int32)[None],
         samples=np.zeros(1, dtype=np.int32),
         sample_requests=np.zeros(1, dtype=np.int64),

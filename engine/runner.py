@@ -92,12 +92,12 @@ class ModelRunner:
 
     def _batch(self, plan: StepPlan, sampled_rows: Int32Array) -> ModelBatch:
         to_device, block_size = self._to_device, self._cache.shape.block_size
-        last_tokens = np.cumsum(plan.num_new) - 1
+        last_tokens, layout = np.cumsum(plan.num_new) - 1, plan.layout(block_size)
         return ModelBatch(
             tokens=to_device(plan.tokens),
-            positions=to_device(plan.positions),
-            blocks=to_device(plan.slots // block_size),
-            offsets=to_device(plan.slots % block_size),
+            positions=to_device(layout.positions),
+            blocks=to_device(layout.blocks),
+            offsets=to_device(layout.offsets),
             attention=plan_attention(
                 plan.num_context,
                 plan.num_new,

@@ -13,29 +13,20 @@ from cadenza.scheduler.table import RequestTable, Rows
 def assemble(table: RequestTable, plan: PlanBuilder, rows: Rows, counts: Counts) -> StepPlan:
     """The plan in which each of `rows` computes the next `counts` of its tokens."""
     seats, context, known = table.seat[rows], table.computed_tokens[rows], table.num_tokens[rows]
-    size = table.block_size
-    ends = counts.cumsum()
-    num_tokens = int(ends[-1]) if len(rows) else 0
-    if num_tokens == len(rows):
-        positions, seat_of = context, seats
-    else:
-        positions = np.arange(num_tokens) + (context - ends + counts).repeat(counts)
-        seat_of = seats.repeat(counts)
-    places, widest = positions // size, table.block_table.shape[1]
+    ends, after = counts.cumsum(), context + counts
     # Flat indices, as one index an element is half the work of two
-    tokens = table.history.ravel()[seat_of * (widest * size) + positions]
-    blocks = table.block_table.ravel()[seat_of * widest + places].astype(np.int64)
-    widest = int(places.max()) + 1 if len(rows) else 0
-    samples, sample_requests, sample_seats = _samples(table, rows, context + counts == known)
+    places = seats * table.history.shape[1] + context
+    if len(rows) and ends[-1] > len(rows):
+        places = (places - ends + counts).repeat(counts) + np.arange(ends[-1])
+    widest = -(-int(after.max(initial=0)) // table.block_size)
+    samples, sample_requests, sample_seats = _samples(table, rows, after == known)
     return StepPlan(
         step_id=plan.step_id,
         requests=table.request[rows],
         seats=seats.astype(np.int32),
         num_context=context.astype(np.int32),
         num_new=counts.astype(np.int32),
-        tokens=tokens,
-        positions=positions.astype(np.int32),
-        slots=(blocks - places) * size + positions,
+        tokens=table.history.ravel()[places],
         block_tables=table.block_table[seats, :widest],
         samples=samples,
         sample_requests=sample_requests,

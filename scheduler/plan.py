@@ -40,6 +40,14 @@ class Copies(NamedTuple):
     swap_in: Int32Array  # host to device
 
 
+class Layout(NamedTuple):
+    """Where the new tokens of a plan go, [tokens] each."""
+
+    positions: Int32Array  # in the sequences of their rows
+    blocks: Int32Array
+    offsets: Int32Array  # in their blocks
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
     """One forward pass: what is copied first, which tokens to compute, what is sampled.
@@ -57,8 +65,6 @@ class StepPlan:
     num_context: Int32Array  # [rows]
     num_new: Int32Array  # [rows], at least 1 each
     tokens: Int32Array  # [sum(num_new)], row after row
-    positions: Int32Array  # [sum(num_new)], position in the row's sequence
-    slots: Int64Array  # [sum(num_new)], block * block_size + offset in the block
     block_tables: Int32Array  # [rows, most blocks any row uses]; what lies beyond means nothing
     samples: Int32Array  # [samples], index of a row; ascending
     sample_requests: Int64Array  # [samples]
@@ -73,6 +79,15 @@ class StepPlan:
     @property
     def num_tokens(self) -> int:
         return len(self.tokens)
+
+    def layout(self, block_size: int) -> Layout:
+        """What follows from contexts, counts and block tables; whoever runs the plan asks once."""
+        rows = np.arange(self.num_rows).repeat(self.num_new)
+        ends = self.num_new.cumsum(dtype=np.int32)
+        starts = self.num_context - ends + self.num_new
+        positions = np.arange(self.num_tokens, dtype=np.int32) + starts[rows]
+        places = positions // block_size
+        return Layout(positions, self.block_tables[rows, places], positions - places * block_size)
 
 
 class Logprobs(NamedTuple):

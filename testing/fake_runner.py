@@ -99,9 +99,10 @@ class FakeRunner:
 
     def _compute(self, plan: StepPlan) -> list[bytes]:
         """Write each row's new tokens; the states after the last of them."""
-        places = zip(
-            plan.tokens.tolist(), plan.positions.tolist(), plan.slots.tolist(), strict=True
-        )
+        layout = plan.layout(self._block_size)
+        slots = (layout.blocks * self._block_size + layout.offsets).tolist()
+        assert len(set(slots)) == plan.num_tokens, "two tokens share a slot"
+        places = zip(plan.tokens.tolist(), layout.positions.tolist(), slots, strict=True)
         contexts = plan.num_context.tolist()
         states = [self._before(plan, row, context) for row, context in enumerate(contexts)]
         for row, new in enumerate(plan.num_new.tolist()):
@@ -157,11 +158,4 @@ class FakeRunner:
         )
         samples = plan.samples.tolist()
         assert samples == sorted(samples), "samples are not in the order of rows"
-        positions = [
-            position
-            for start, count in zip(plan.num_context.tolist(), plan.num_new.tolist(), strict=True)
-            for position in range(start, start + count)
-        ]
-        assert plan.positions.tolist() == positions, "positions do not follow the context"
         assert (plan.num_new > 0).all(), "a row is planned without a token"
-        assert len(set(plan.slots.tolist())) == plan.num_tokens, "two tokens share a slot"

@@ -106,13 +106,10 @@ def make_plan(
     num_context = np.array([len(row.sequence) - row.num_new for row in rows], dtype=np.int32)
     widest = max((len(row.blocks) for row in rows), default=0)
     tables = np.zeros((len(rows), widest), dtype=np.int32)
-    tokens, positions, slots = [], [], []
+    tokens = []
     for index, row in enumerate(rows):
         tables[index, : len(row.blocks)] = row.blocks
-        for position in range(len(row.sequence) - row.num_new, len(row.sequence)):
-            tokens.append(row.sequence[position])
-            positions.append(position)
-            slots.append(row.blocks[position // block_size] * block_size + position % block_size)
+        tokens += row.sequence[len(row.sequence) - row.num_new :]
     seats = np.cumsum([0, *(len(row.seated) for row in rows)])[:-1]
     taken = [entry for row in rows for entry in row.seated]
     samples = np.repeat(np.arange(len(rows)), [row.samples for row in rows])
@@ -124,8 +121,6 @@ def make_plan(
         num_context=num_context,
         num_new=num_new,
         tokens=np.array(tokens, dtype=np.int32),
-        positions=np.array(positions, dtype=np.int32),
-        slots=np.array(slots, dtype=np.int64),
         block_tables=tables,
         samples=samples.astype(np.int32),
         sample_requests=np.array([rows[row].request for row in samples], dtype=np.int64)

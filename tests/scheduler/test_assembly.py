@@ -33,18 +33,20 @@ def test_decodes_come_first_and_each_row_has_its_tokens_at_its_positions():
     assert (plan.num_rows, plan.num_tokens) == (3, 16)
     newest = driver.tokens[1][-1]
     assert plan.tokens.tolist() == [newest, *range(100, 112), 31, 32, 33]
-    assert plan.positions.tolist() == [5, *range(12), 0, 1, 2]
 
 
-def test_slots_are_the_places_of_the_new_tokens_in_the_block_tables():
+def test_the_layout_says_where_each_new_token_goes():
     plan = mixed().plan
 
     assert plan is not None
     assert plan.block_tables.shape == (3, 3), "as wide as the widest row of this step"
-    rows = np.repeat(np.arange(3), plan.num_new)
-    blocks = plan.block_tables[rows, plan.positions // SIZE]
-    assert plan.slots.tolist() == (blocks * SIZE + plan.positions % SIZE).tolist()
-    assert len(set(plan.slots.tolist())) == 16
+    positions, blocks, offsets = plan.layout(SIZE)
+    assert positions.tolist() == [5, *range(12), 0, 1, 2]
+    rows = [0] + [1] * 12 + [2] * 3
+    places = zip(rows, positions.tolist(), strict=True)
+    assert blocks.tolist() == [plan.block_tables[row, place // SIZE] for row, place in places]
+    assert offsets.tolist() == [place % SIZE for place in positions.tolist()]
+    assert len(set(zip(blocks.tolist(), offsets.tolist(), strict=True))) == 16
 
 
 def test_samples_are_of_rows_that_are_complete_and_of_each_choice():
@@ -128,7 +130,7 @@ def test_a_step_of_decodes_alone_has_one_token_a_row():
 
     assert plan is not None
     assert plan.num_new.tolist() == [1, 1, 1]
-    assert plan.positions.tolist() == plan.num_context.tolist() == [3, 4, 5]
+    assert plan.layout(SIZE).positions.tolist() == plan.num_context.tolist() == [3, 4, 5]
     assert plan.tokens.tolist() == [driver.tokens[request][-1] for request in (1, 2, 3)]
     assert plan.samples.tolist() == [0, 1, 2]
     assert plan.sample_seats.tolist() == plan.seats.tolist()

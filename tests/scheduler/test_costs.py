@@ -30,8 +30,6 @@ def plan(new: list[int], context: list[int], copied: Copies | None = None) -> St
         num_context=np.array(context, dtype=np.int32),
         num_new=np.array(new, dtype=np.int32),
         tokens=np.zeros(total, dtype=np.int32),
-        positions=np.zeros(total, dtype=np.int32),
-        slots=np.zeros(total, dtype=np.int64),
         block_tables=np.zeros((len(new), 0), dtype=np.int32),
         samples=none,
         sample_requests=np.empty(0, dtype=np.int64),

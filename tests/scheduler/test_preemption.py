@@ -460,7 +460,7 @@ def test_swapped_out_blocks_may_be_written_in_the_same_step():
         driver.step()
         if driver.plan is not None:
             sources = {device for device, _ in pairs(driver.plan.copies.swap_out)}
-            reused |= bool(sources & set((driver.plan.slots // 4).tolist()))
+            reused |= bool(sources & set(driver.plan.layout(4).blocks.tolist()))
 
     assert reused
     assert driver.scheduler.statistics().swaps == len(driver.preempted) > 0

@@ -661,7 +661,9 @@ def test_same_arrivals_same_decisions():
         while driver.scheduler.has_unfinished:
             driver.step()
             if driver.plan:
-                plans.append([*driver.plan.requests.tolist(), *driver.plan.slots.tolist()])
+                plans.append(
+                    [*driver.plan.requests.tolist(), *driver.plan.block_tables.ravel().tolist()]
+                )
         return plans
 
     assert trace() == trace()
