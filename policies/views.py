@@ -71,6 +71,43 @@ class RequestColumns:
         return self._gather("priority")
 
     @property
+    def tenant(self) -> IntArray:
+        """Whom the request counts for: a small number a tenant; 0: nobody in particular.
+
+        A tenant keeps its number while it has requests, and for long after; in the end it may be
+        another's.
+        """
+        return self._gather("tenant")
+
+    @property
+    def deadline_s(self) -> FloatArray:
+        """When the request is given up, on the clock of `StepView.now_s`; +inf: never."""
+        return self._gather("deadline_s")
+
+    @property
+    def ttft_target_s(self) -> FloatArray:
+        """Seconds from arrival within which the client wants the first token; +inf: no target.
+
+        Nothing enforces it, unlike a deadline.
+        """
+        return self._gather("ttft_target_s")
+
+    @property
+    def tpot_target_s(self) -> FloatArray:
+        """Seconds within which the client wants each further token; +inf: no target."""
+        return self._gather("tpot_target_s")
+
+    @property
+    def waits_since_s(self) -> FloatArray:
+        """When the request arrived or last lost its seat, on the clock of `StepView.now_s`."""
+        return self._gather("waits_since_s")
+
+    @property
+    def last_run_s(self) -> FloatArray:
+        """Time of the last step that computed tokens of the request; before that, its arrival."""
+        return self._gather("last_run_s")
+
+    @property
     def prompt_tokens(self) -> IntArray:
         """Length of the prompt."""
         return self._gather("prompt_tokens")
@@ -94,6 +131,21 @@ class RequestColumns:
     def max_tokens(self) -> IntArray:
         """Output tokens at most."""
         return self._gather("max_tokens")
+
+    @property
+    def predicted_tokens(self) -> IntArray:
+        """Output tokens in all that whoever sent the request expects; 0: nobody said."""
+        return self._gather("predicted_tokens")
+
+    @property
+    def remaining_prefill(self) -> IntArray:
+        """Tokens to compute before the next one is sampled; 1 of a request that decodes.
+
+        Of a waiting request what neither the prefix cache nor a copy on the host holds, at least 1.
+        """
+        known = self._gather("computed_tokens") + self._gather("cached_tokens")
+        known = np.maximum(known, self._gather("host_tokens"))
+        return _sealed(np.maximum(self._gather("num_tokens") - known, 1))
 
     @property
     def blocks_held(self) -> IntArray:
@@ -142,6 +194,11 @@ class RequestColumns:
         return self._gather("overtakes")
 
 
+def _sealed(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """A copy that nobody can write to."""
+    return np.frombuffer(array.tobytes(), array.dtype)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepView:
     """The scheduler's situation in this step."""
@@ -149,12 +206,15 @@ class StepView:
     step_id: int
     now_s: float  # monotonic seconds
     free_blocks: int  # free or cached and unheld
+    cached_blocks: int = 0  # of them, those whose contents can be found again
     total_blocks: int
     block_size: int  # tokens
     free_seats: int
     token_budget: int  # tokens that may be computed in this step
     free_host_blocks: int  # room for swapped requests
     preemptions: int  # since the engine started
+    token_s: float = 0.0  # seconds that a prefilled token adds to a step, as measured; 0: unknown
+    step_s: float = 0.0  # mean seconds of the forward passes of late; 0: unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,5 +229,4 @@ class PreemptionCosts:
 
     def __post_init__(self) -> None:
         for name in ("recompute_tokens", "recompute_s", "swap_blocks", "swap_s"):
-            costs = getattr(self, name)
-            object.__setattr__(self, name, np.frombuffer(costs.tobytes(), costs.dtype))
+            object.__setattr__(self, name, _sealed(getattr(self, name)))

@@ -197,7 +197,7 @@ class Admission:
         self._normal_since_starving = 0 if starving else self._normal_since_starving + 1
         if starving:
             table.pinned_until[row] = table.generated_tokens[row] + PINNED_TOKENS
-        wait_s = plan.now_s - candidate.cold.left_s
+        wait_s = plan.now_s - float(table.waits_since_s[row])
         for choice in candidate.cold.choices:
             when = plan.step_id, plan.now_s, choice
             if candidate.preemptions:
@@ -210,7 +210,7 @@ class Admission:
         stores, table = self._stores, self._stores.table
         for row in rows[~table.starving[rows]].tolist():
             table.starving[row] = True
-            wait_s = plan.now_s - table.cold(row).left_s
+            wait_s = plan.now_s - float(table.waits_since_s[row])
             for choice in table.cold(row).choices:
                 stores.log.append(
                     Starving(plan.step_id, plan.now_s, choice, int(table.overtakes[row]), wait_s)

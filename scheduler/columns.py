@@ -29,14 +29,21 @@ class Columns:
     choices: IntColumn  # that the row stands for, each with a seat; 0: the row is free
     arrival: IntColumn  # rank; the choices of a request have ranks one after another
     arrival_s: FloatColumn
+    tenant: IntColumn  # number of `Tenants`
     priority: IntColumn
     deadline_s: FloatColumn
+    ttft_target_s: FloatColumn
+    tpot_target_s: FloatColumn
+    waits_since_s: FloatColumn  # when it arrived, or last lost its seat
+    last_run_s: FloatColumn  # the last step that planned it; before the first, its arrival
     prompt_tokens: IntColumn
     num_tokens: IntColumn  # prompt and output
     computed_tokens: IntColumn  # keys and values are in the cache
     generated_tokens: IntColumn
     max_tokens: IntColumn
+    predicted_tokens: IntColumn  # of output; 0: nobody predicted
     cached_tokens: IntColumn  # of a waiting row, in the prefix index now
+    host_tokens: IntColumn  # of a swapped row, in its copy on the host
     next_block_key: IntColumn
     blocks_held: IntColumn
     published_blocks: IntColumn  # leading blocks offered to the prefix index

@@ -13,7 +13,9 @@ from cadenza.scheduler.plan import Int64Array, StepPlan, StepTimes
 FloatArray = npt.NDArray[np.float64]
 
 STEP_DECAY = 0.98  # weight of a step against the next of its kind; about 50 steps count
+STEP_SHARE = 0.1  # of the newest step in the mean time of a step
 COPY_SHARE = 0.2  # of the newest copy in the mean
+MOST_BETWEEN_FITS = 256  # steps after which `token_s` is fitted again; earlier at first
 AT_ONCE = 32  # steps added to the sums together: seven small array operations less a step
 # Pull towards the initial guess, against a weight of 1 for all that was measured. It decides only
 # what the steps leave open, and there the terms that all steps share give way first.
@@ -69,6 +71,9 @@ class CostModel:
         self._coefficients: FloatArray | None = self._guess
         self._decodes, self._prefills = _Sums(), _Sums()
         self._out_s = self._in_s = copy_block_s  # a block
+        self._num_steps, self._next_fit = 0, 1
+        self.token_s = token_s  # seconds a prefilled token adds to a step; 0: unknown
+        self.step_s = 0.0  # mean forward time of recent steps, in seconds; 0: unknown
 
     def observe(self, plan: StepPlan, times: StepTimes) -> None:
         """Learn from one executed plan. Times that are 0 or not finite were not measured."""
@@ -79,15 +84,18 @@ class CostModel:
             alike = self._decodes if plan.num_tokens == plan.num_rows else self._prefills
             alike.add((*_features(plan), times.forward_s))
             self._coefficients = None
+            self.step_s += (STEP_SHARE if self.step_s else 1.0) * (times.forward_s - self.step_s)
+            self._num_steps += 1
+            if self._num_steps >= self._next_fit:
+                self._next_fit += min(self._num_steps, MOST_BETWEEN_FITS)
+                self._current()
 
     def recompute_s(self, tokens: Int64Array, cached: Int64Array) -> FloatArray:
         """Seconds to compute `tokens` again after `cached` ones; float64 [n], finite, 0 or more."""
-        if self._coefficients is None:
-            sums = self._decodes.up_to_now() + self._prefills.up_to_now()
-            self._coefficients = _fit(sums, self._guess)
+        coefficients = self._current()
         count = tokens.astype(np.float64)
         work = count * (cached + count / 2)
-        seconds: FloatArray = self._coefficients[_TOKENS] * count + self._coefficients[_WORK] * work
+        seconds: FloatArray = coefficients[_TOKENS] * count + coefficients[_WORK] * work
         return seconds
 
     def swap_s(self, blocks: Int64Array) -> FloatArray:
@@ -100,6 +108,14 @@ class CostModel:
             return np.full(len(blocks), np.inf)
         seconds: FloatArray = both * blocks.astype(np.float64)
         return seconds
+
+    def _current(self) -> FloatArray:
+        """The coefficients that fit what was seen up to now."""
+        if self._coefficients is None:
+            sums = self._decodes.up_to_now() + self._prefills.up_to_now()
+            self._coefficients = _fit(sums, self._guess)
+            self.token_s = float(self._coefficients[_TOKENS])
+        return self._coefficients
 
 
 class _Sums:

@@ -223,10 +223,10 @@ class Preemption:
         stores, table = self._stores, self._stores.table
         cold = table.cold(row)
         swapped = flavour.swap and self._copy_out(plan, row)
-        cold.left_s = plan.now_s
         cold.lost_tokens = 0 if swapped else int(table.computed_tokens[row])
         stores.pool.release(table.blocks(row))
         table.unseat_row(row, State.SWAPPED if swapped else State.PREEMPTED)
+        table.waits_since_s[row] = plan.now_s
         if not swapped:
             stores.follow(row)
         for choice in cold.choices:

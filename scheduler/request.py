@@ -35,9 +35,13 @@ class Arrival:
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
     priority: int = 0  # lower is earlier
+    tenant: str = ""  # whom it counts for; empty: nobody in particular
     cache_salt: str = ""
     credit: int | None = None  # tokens the reader takes, over all choices; None: without limit
     deadline_s: float = float("inf")  # on the clock of `Scheduler.step`
+    ttft_target_s: float = float("inf")  # from arrival to the first token; policies' business only
+    tpot_target_s: float = float("inf")  # between tokens; policies' business only
+    predicted_tokens: int = 0  # of each choice's output; 0: nobody predicted
     may_swap: bool = True
     may_recompute: bool = True  # False: only if it can be swapped instead
 
@@ -83,12 +87,18 @@ class Arrival:
         for name, number, bits in (
             ("priority", self.priority, 63),
             ("credit", self.credit or 0, 62),
+            ("predicted_tokens", self.predicted_tokens, 62),
             *(("stop token id", token, 31) for token in self.stop_token_ids),
         ):
             if not -(1 << bits) <= number < 1 << bits:
                 raise Refused(f"{name} {number} is no number of {bits + 1} bits")
         if math.isnan(self.deadline_s):
             raise Refused("the deadline is no time")
+        for name, target_s in (("TTFT", self.ttft_target_s), ("TPOT", self.tpot_target_s)):
+            if not target_s > 0:
+                raise Refused(f"the {name} target is no time above 0")
+        if self.predicted_tokens < 0:
+            raise Refused("predicted_tokens is negative")
 
 
 class HostCopy(NamedTuple):
@@ -110,7 +120,6 @@ class Request:
     keys: list[BlockKey] = field(default_factory=list)
     host: HostCopy | None = None
     lost_tokens: int = 0  # computed, and dropped by the last preemption
-    left_s: float = 0.0  # when it lost its seat, or arrived
 
     def branch(self, rank: int) -> Request:
         """The cold state of one choice of several, at the moment when each goes its own way."""
@@ -120,5 +129,4 @@ class Request:
             choices=[self.choices[rank]],
             seats=[self.seats[rank]],
             keys=list(self.keys),
-            left_s=self.left_s,
         )

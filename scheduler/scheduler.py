@@ -223,6 +223,7 @@ class Scheduler:
             self._idle_steps = 0 if decisions or not self.has_work else self._idle_steps + 1
             return StepResult(report, None)
         self._idle_steps = 0
+        stores.table.last_run_s[rows] = plan.now_s
         step_plan = assemble(stores.table, plan, rows, counts)
         self._planned = (step_plan, rows)
         return StepResult(report, step_plan)

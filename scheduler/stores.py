@@ -68,12 +68,15 @@ class Stores:
             step_id=self.totals.steps,
             now_s=now_s,
             free_blocks=self.pool.num_available,
+            cached_blocks=self.pool.counts.cached,
             total_blocks=self.config.num_blocks,
             block_size=self.config.block_size,
             free_seats=self.table.free_seats,
             token_budget=self.config.max_num_batched_tokens,
             free_host_blocks=self.host.num_free,
             preemptions=self.totals.preemptions,
+            token_s=self.costs.token_s,
+            step_s=self.costs.step_s,
         )
 
     def findable(self, row: int, tokens: int) -> Blocks:

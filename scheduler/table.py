@@ -16,6 +16,7 @@ from cadenza.policies.views import RequestColumns
 from cadenza.scheduler.columns import Columns, IntColumn, where
 from cadenza.scheduler.request import MAX_STOP_TOKEN_IDS, Arrival, Request
 from cadenza.scheduler.states import TRANSITIONS, State
+from cadenza.scheduler.tenants import Tenants
 
 Rows = npt.NDArray[np.intp]
 
@@ -45,6 +46,7 @@ class RequestTable(Columns):
         self.row_at = np.full(num_seats, -1, dtype=np.intp)  # by the seat of a row's first choice
         self.stop_token_ids = np.empty((0, MAX_STOP_TOKEN_IDS), dtype=np.int32)
         self.num_parked = self.num_swapped = 0
+        self._tenants = Tenants()
         self._cold: dict[int, Request] = {}
         self._row_of: dict[int, int] = {}  # by choice
         self._free_rows: list[int] = []
@@ -111,14 +113,18 @@ class RequestTable(Columns):
         self.request[row] = arrival.request
         self.choices[row] = arrival.n
         self.arrival[row] = self._arrivals
-        self.arrival_s[row] = now_s
+        self.arrival_s[row] = self.waits_since_s[row] = self.last_run_s[row] = now_s
+        self.tenant[row] = self._tenants.enter(arrival.tenant)
         self.priority[row] = arrival.priority
         self.deadline_s[row] = arrival.deadline_s
+        self.ttft_target_s[row] = arrival.ttft_target_s
+        self.tpot_target_s[row] = arrival.tpot_target_s
         self.prompt_tokens[row] = len(arrival.prompt)
         self.num_tokens[row] = len(tokens)
         self.generated_tokens[row] = len(arrival.emitted)
         # What the context has no room for is nobody's future, least of all a reservation's.
         self.max_tokens[row] = min(arrival.max_tokens, self.max_model_len - len(arrival.prompt))
+        self.predicted_tokens[row] = arrival.predicted_tokens
         self.admission[row] = self.seat[row] = -1
         self.ignore_eos[row] = arrival.ignore_eos
         self.may_swap[row] = arrival.may_swap
@@ -128,7 +134,7 @@ class RequestTable(Columns):
         self.stop_token_ids[row, : len(arrival.stop_token_ids)] = sorted(arrival.stop_token_ids)
         self._arrivals += arrival.n
         self._row_of.update(dict.fromkeys(arrival.requests, row))
-        self._cold[row] = Request(tokens, arrival.cache_salt, list(arrival.requests), left_s=now_s)
+        self._cold[row] = Request(tokens, arrival.cache_salt, list(arrival.requests))
         return row
 
     def take_seats(self, cold: Request) -> None:
@@ -152,7 +158,7 @@ class RequestTable(Columns):
         self.blocks_held[rows] = [len(blocks) for blocks in tables]
         self.computed_tokens[rows] = computed
         self.shares_tail[rows] = False
-        self.overtakes[rows] = 0
+        self.overtakes[rows] = self.host_tokens[rows] = 0
         for row in rows[self.admission[rows] < 0].tolist():
             self.admission[row] = self._admissions
             self._admissions += len(self._cold[row].choices)
@@ -162,6 +168,7 @@ class RequestTable(Columns):
         self._cold[row].tokens = self.ids(row).copy()
         self._move(row, to)
         self._give_up_seats(row)
+        self.host_tokens[row] = self.computed_tokens[row] if to is State.SWAPPED else 0
         self.computed_tokens[row] = self.published_blocks[row] = 0
         self.promised_blocks[row] = self.pinned_until[row] = 0
         self.starving[row] = False
@@ -171,6 +178,7 @@ class RequestTable(Columns):
         """Change the state of a row that keeps what it holds: parked, unparked, host copy lost."""
         assert to in (State.PARKED, State.RUNNING, State.PREEMPTED)
         self._move(row, to)
+        self.host_tokens[row] = 0
 
     def fork(self, row: int) -> Rows:
         """Give every choice a row of its own, sharing all blocks; `row` stays with the first.
@@ -184,6 +192,7 @@ class RequestTable(Columns):
         for rank in range(1, len(cold.choices)):
             branch = self._take_row()
             self.copy(row, branch)
+            self._tenants.hold(int(self.tenant[row]))
             self.stop_token_ids[branch] = self.stop_token_ids[row]
             self.request[branch] = cold.choices[rank]
             self.arrival[branch] += rank
@@ -228,6 +237,8 @@ class RequestTable(Columns):
             self._free_seats.extend(reversed(cold.seats))
             for request in cold.choices:
                 del self._row_of[request]
+        for tenant in self.tenant[rows].tolist():
+            self._tenants.leave(tenant)
         self._free_rows.extend(rows.tolist())
 
     def append_tokens(self, rows: Rows, tokens: npt.NDArray[np.int32]) -> None:

@@ -276,3 +276,23 @@ def test_to_observe_a_step_takes_microseconds(new: list[int]):
 
     best = min(once() for _ in range(7))
     assert best < 50e-6
+
+
+def test_the_cost_of_a_token_and_the_mean_step_are_known_without_being_asked_for():
+    costs, rng = CostModel(), np.random.default_rng(1)
+    assert (costs.token_s, costs.step_s) == (0.0, 0.0)
+
+    steps = [decoding(rng) if i % 2 else mixed(rng) for i in range(600)]
+    for step in steps:
+        costs.observe(step, StepTimes(forward_s=forward_s(step)))
+
+    assert costs.token_s == pytest.approx(TOKEN_S, rel=0.05)
+    assert costs.step_s == pytest.approx(np.mean([forward_s(s) for s in steps[-20:]]), rel=0.5)
+
+
+def test_steps_without_a_measured_time_say_nothing_of_the_mean():
+    costs = CostModel(token_s=0.5)
+
+    costs.observe(plan([1], [5]), StepTimes())
+
+    assert (costs.token_s, costs.step_s) == (0.5, 0.0)
