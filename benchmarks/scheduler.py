@@ -259,13 +259,13 @@ def targets(rows: list[Row]) -> Iterator[str]:
                 f"target {least}: {verdict(row.ratio >= least)}"
             )
     means = {(row.name, row.running): row.ours.mean for row in rows if row.waiting == 0}
-    for name in LEAST_RATIOS:
+    for name in CASES:
         if (name, SMALL) in means and (name, LARGE) in means:
             a_row = (means[name, LARGE] - means[name, SMALL]) / (LARGE - SMALL)
-            yield (
-                f"{name} from {SMALL} to {LARGE:,} rows: {a_row:.2f} us a row, "
-                f"target under {MOST_US_A_ROW}: {verdict(a_row < MOST_US_A_ROW)}"
-            )
+            # In churn one row in a hundred ends, and what this takes is no cost of those that run
+            aim = f"target under {MOST_US_A_ROW}: {verdict(a_row < MOST_US_A_ROW)}"
+            aim = "rows that end and enter included" if name == "churn" else aim
+            yield f"{name} from {SMALL} to {LARGE:,} rows: {a_row:.2f} us a row, {aim}"
 
 
 def measure_all(options: argparse.Namespace, peer: Peer | None) -> list[Row]:
