@@ -153,13 +153,16 @@ def _arrival(message: Submit) -> Arrival:
         stop_token_ids=frozenset(message.stop_token_ids),
         ignore_eos=message.ignore_eos,
         priority=message.priority,
+        tenant=message.tenant,
         cache_salt=message.cache_salt,
         credit=message.credit,
         deadline_s=_or_never(message.deadline_s),
+        ttft_target_s=_or_never(message.ttft_target_s),
+        tpot_target_s=_or_never(message.tpot_target_s),
         may_swap=message.may_swap,
         may_recompute=message.may_recompute,
     )
 
 
-def _or_never(deadline_s: float | None) -> float:
-    return math.inf if deadline_s is None else deadline_s
+def _or_never(time_s: float | None) -> float:
+    return math.inf if time_s is None else time_s

@@ -253,6 +253,9 @@ class Generator:
             ignore_eos=checked.ignore_eos,
             priority=checked.priority,
             cache_salt=checked.cache_salt,
+            tenant=checked.tenant,
+            ttft_target_s=checked.ttft_target_s,
+            tpot_target_s=checked.tpot_target_s,
             deadline_s=checked.deadline_s,
         )
         return [

@@ -20,6 +20,7 @@ class Limits:
     max_stop_token_ids: int = 16
     max_logprobs: int = 20
     max_salt_chars: int = 128
+    max_tenant_chars: int = 128
 
 
 class Queue:

@@ -37,6 +37,9 @@ class GenerationRequest:
     logprobs: int | None = None  # None: none; k: the sampled token's and the k best
     priority: int | None = None
     cache_salt: str | None = None
+    tenant: str | None = None  # whom it counts for, as a gateway says
+    ttft_target_s: float | None = None  # within which the client wants the first token
+    tpot_target_s: float | None = None  # within which it wants each further one
     deadline_s: float | None = (
         None  # when to give it up, by time.monotonic(); not the client's word
     )

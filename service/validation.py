@@ -22,6 +22,7 @@ _GREEDY_BELOW = 1e-5
 # vLLM takes whatever is above 0, but logits must stay finite when they are divided by it
 _MIN_REPETITION_PENALTY = 0.01
 _MAX_REPETITION_PENALTY = 100.0
+MAX_TARGET_S = 86_400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +59,9 @@ class CheckedRequest:
     ignore_eos: bool
     priority: int
     cache_salt: str
+    tenant: str
+    ttft_target_s: float | None
+    tpot_target_s: float | None
     deadline_s: float | None
 
 
@@ -78,6 +82,9 @@ def check(request: GenerationRequest, limits: Limits, engine: Ready) -> CheckedR
         ignore_eos=request.ignore_eos is not None and fields.flag(request.ignore_eos, "ignore_eos"),
         priority=_default(_optional_integer(request.priority, "priority", -_INT32 - 1, _INT32), 0),
         cache_salt=_name(request.cache_salt, "cache_salt", limits.max_salt_chars),
+        tenant=_name(request.tenant, "tenant", limits.max_tenant_chars),
+        ttft_target_s=_target(request.ttft_target_s, "ttft_target_s"),
+        tpot_target_s=_target(request.tpot_target_s, "tpot_target_s"),
         deadline_s=request.deadline_s,
     )
     _check_min_tokens(request.min_tokens, checked)
@@ -181,6 +188,10 @@ def _stop_token_ids(value: Any, limits: Limits, vocab_size: int) -> tuple[int, .
 
 def _name(value: Any, field: str, max_chars: int) -> str:
     return "" if value is None else fields.string(value, field, max_chars=max_chars, empty=False)
+
+
+def _target(value: Any, field: str) -> float | None:
+    return None if value is None else fields.number(value, field, 0.0, MAX_TARGET_S, above=True)
 
 
 def _check_min_tokens(value: Any, checked: CheckedRequest) -> None:

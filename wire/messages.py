@@ -93,12 +93,14 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit", kw_only
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     priority: int = 0  # lower is earlier
-    tenant: str = ""
+    tenant: str = ""  # whom it counts for where policies are fair; empty: nobody in particular
     cache_salt: str = ""  # rows share cached prefixes only within one salt
     credit: int | None = None  # tokens that the reader takes, over all rows; None: without limit
     deadline_s: float | None = None  # monotonic seconds, a clock that both processes share
     may_swap: bool = True
     may_recompute: bool = True
+    ttft_target_s: float | None = None  # from arrival to the first token; None: no target
+    tpot_target_s: float | None = None  # between tokens; None: no target
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):

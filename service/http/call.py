@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cadenza.service import fields
@@ -41,6 +41,12 @@ class Call:
     include_usage: bool  # a last chunk with the usage
     continuous_usage: bool  # the usage so far in every chunk
     names: dict[str, str]  # our name of a field -> the client's
+
+    def with_wishes(self, wishes: Mapping[str, Any]) -> Call:
+        """The call with these fields set in all its requests."""
+        if not wishes:
+            return self
+        return replace(self, requests=[replace(each, **wishes) for each in self.requests])
 
 
 def parse_call(

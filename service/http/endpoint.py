@@ -24,6 +24,7 @@ from cadenza.service.http.logprobs import bounded, refuse_costly
 from cadenza.service.http.merge import merge
 from cadenza.service.http.sse import EventStream
 from cadenza.service.http.usage import usage
+from cadenza.service.http.wishes import read_wishes
 
 
 class Endpoint:
@@ -34,7 +35,8 @@ class Endpoint:
         self._dialect = dialect
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        call = self._dialect.parse(await read_json(scope, receive))
+        wishes = read_wishes(scope)
+        call = self._dialect.parse(await read_json(scope, receive)).with_wishes(wishes)
         self._check_size(call)
         await while_connected(receive, self._answer(call, scope, receive, send))
 

@@ -86,6 +86,9 @@ _OPTIONAL = (
     "logprobs",
     "priority",
     "cache_salt",
+    "tenant",
+    "ttft_target_s",
+    "tpot_target_s",
 )
 
 

@@ -488,6 +488,9 @@ def test_messages_reach_the_scheduler_word_by_word():
         [5, 6],
         n=2,
         priority=-4,
+        tenant="t",
+        ttft_target_s=0.5,
+        tpot_target_s=0.05,
         cache_salt="s",
         ignore_eos=True,
         credit=8,
@@ -512,8 +515,8 @@ def test_messages_reach_the_scheduler_word_by_word():
 
 
 ARRIVAL_FIELDS = (
-    *("request", "n", "max_tokens", "priority", "cache_salt", "ignore_eos"),
-    *("credit", "deadline_s", "may_swap", "may_recompute"),
+    *("request", "n", "max_tokens", "priority", "tenant", "cache_salt", "ignore_eos"),
+    *("credit", "deadline_s", "may_swap", "may_recompute", "ttft_target_s", "tpot_target_s"),
 )
 
 
@@ -523,4 +526,5 @@ def test_each_row_is_forgotten_when_it_is_gone():
     stage.run()
 
     assert sorted(stage.submits) == [3, 5]
-    assert stage.scheduler.calls[0][1].deadline_s == math.inf
+    arrival = stage.scheduler.calls[0][1]
+    assert arrival.deadline_s == arrival.ttft_target_s == arrival.tpot_target_s == math.inf

@@ -235,6 +235,9 @@ class GenerationInput(_message.Message):
     PRESENCE_PENALTY_FIELD_NUMBER: _builtins.int
     FREQUENCY_PENALTY_FIELD_NUMBER: _builtins.int
     REPETITION_PENALTY_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    TTFT_TARGET_S_FIELD_NUMBER: _builtins.int
+    TPOT_TARGET_S_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The served model's name. Empty: the server's only model."""
     text: _builtins.str
@@ -273,6 +276,16 @@ class GenerationInput(_message.Message):
     """Divides the positive logits, and multiplies the negative ones, of tokens that are in the prompt
     or in the choice's output, in [0.01, 100]. Above 1 it disfavours repetition. Default 1.
     """
+    tenant: _builtins.str
+    """Whom the request counts for, where the server's policy is fair among tenants: 1 to 128
+    characters. Said by gateways that serve many. Default: nobody in particular.
+    """
+    ttft_target_s: _builtins.float
+    """Seconds from arrival within which the first token is wanted, above 0. A target for policies: a
+    request that misses it goes on. Default: none.
+    """
+    tpot_target_s: _builtins.float
+    """Seconds within which each further token is wanted, above 0; a target, too. Default: none."""
     @_builtins.property
     def token_ids(self) -> Global___TokenIds:
         """Token ids, used as they are."""
@@ -312,10 +325,13 @@ class GenerationInput(_message.Message):
         presence_penalty: _builtins.float | None = ...,
         frequency_penalty: _builtins.float | None = ...,
         repetition_penalty: _builtins.float | None = ...,
+        tenant: _builtins.str | None = ...,
+        ttft_target_s: _builtins.float | None = ...,
+        tpot_target_s: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_frequency_penalty", b"_frequency_penalty", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_n", b"_n", "_presence_penalty", b"_presence_penalty", "_priority", b"_priority", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "cache_salt", b"cache_salt", "chat", b"chat", "frequency_penalty", b"frequency_penalty", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "n", b"n", "presence_penalty", b"presence_penalty", "priority", b"priority", "prompt", b"prompt", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "text", b"text", "token_ids", b"token_ids", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_frequency_penalty", b"_frequency_penalty", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_n", b"_n", "_presence_penalty", b"_presence_penalty", "_priority", b"_priority", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_tenant", b"_tenant", "_top_k", b"_top_k", "_top_p", b"_top_p", "_tpot_target_s", b"_tpot_target_s", "_ttft_target_s", b"_ttft_target_s", "cache_salt", b"cache_salt", "chat", b"chat", "frequency_penalty", b"frequency_penalty", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "n", b"n", "presence_penalty", b"presence_penalty", "priority", b"priority", "prompt", b"prompt", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "tenant", b"tenant", "text", b"text", "token_ids", b"token_ids", "top_k", b"top_k", "top_p", b"top_p", "tpot_target_s", b"tpot_target_s", "ttft_target_s", b"ttft_target_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_frequency_penalty", b"_frequency_penalty", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_n", b"_n", "_presence_penalty", b"_presence_penalty", "_priority", b"_priority", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "cache_salt", b"cache_salt", "chat", b"chat", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "model", b"model", "n", b"n", "presence_penalty", b"presence_penalty", "priority", b"priority", "prompt", b"prompt", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "text", b"text", "token_ids", b"token_ids", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_frequency_penalty", b"_frequency_penalty", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_n", b"_n", "_presence_penalty", b"_presence_penalty", "_priority", b"_priority", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_tenant", b"_tenant", "_top_k", b"_top_k", "_top_p", b"_top_p", "_tpot_target_s", b"_tpot_target_s", "_ttft_target_s", b"_ttft_target_s", "cache_salt", b"cache_salt", "chat", b"chat", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "model", b"model", "n", b"n", "presence_penalty", b"presence_penalty", "priority", b"priority", "prompt", b"prompt", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "tenant", b"tenant", "text", b"text", "token_ids", b"token_ids", "top_k", b"top_k", "top_p", b"top_p", "tpot_target_s", b"tpot_target_s", "ttft_target_s", b"ttft_target_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cache_salt: _TypeAlias = _typing.Literal["cache_salt"]  # noqa: Y015
     _WhichOneofArgType__cache_salt: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt"]  # noqa: Y015
@@ -339,10 +355,16 @@ class GenerationInput(_message.Message):
     _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
     _WhichOneofReturnType__temperature: _TypeAlias = _typing.Literal["temperature"]  # noqa: Y015
     _WhichOneofArgType__temperature: _TypeAlias = _typing.Literal["_temperature", b"_temperature"]  # noqa: Y015
+    _WhichOneofReturnType__tenant: _TypeAlias = _typing.Literal["tenant"]  # noqa: Y015
+    _WhichOneofArgType__tenant: _TypeAlias = _typing.Literal["_tenant", b"_tenant"]  # noqa: Y015
     _WhichOneofReturnType__top_k: _TypeAlias = _typing.Literal["top_k"]  # noqa: Y015
     _WhichOneofArgType__top_k: _TypeAlias = _typing.Literal["_top_k", b"_top_k"]  # noqa: Y015
     _WhichOneofReturnType__top_p: _TypeAlias = _typing.Literal["top_p"]  # noqa: Y015
     _WhichOneofArgType__top_p: _TypeAlias = _typing.Literal["_top_p", b"_top_p"]  # noqa: Y015
+    _WhichOneofReturnType__tpot_target_s: _TypeAlias = _typing.Literal["tpot_target_s"]  # noqa: Y015
+    _WhichOneofArgType__tpot_target_s: _TypeAlias = _typing.Literal["_tpot_target_s", b"_tpot_target_s"]  # noqa: Y015
+    _WhichOneofReturnType__ttft_target_s: _TypeAlias = _typing.Literal["ttft_target_s"]  # noqa: Y015
+    _WhichOneofArgType__ttft_target_s: _TypeAlias = _typing.Literal["_ttft_target_s", b"_ttft_target_s"]  # noqa: Y015
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "token_ids", "chat"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
     @_typing.overload
@@ -368,9 +390,15 @@ class GenerationInput(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__temperature) -> _WhichOneofReturnType__temperature | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tenant) -> _WhichOneofReturnType__tenant | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__top_k) -> _WhichOneofReturnType__top_k | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__top_p) -> _WhichOneofReturnType__top_p | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tpot_target_s) -> _WhichOneofReturnType__tpot_target_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ttft_target_s) -> _WhichOneofReturnType__ttft_target_s | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_prompt) -> _WhichOneofReturnType_prompt | None: ...
 

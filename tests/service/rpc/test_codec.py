@@ -66,6 +66,9 @@ def test_every_field_reaches_the_request():
         logprobs=3,
         priority=-1,
         cache_salt="s",
+        tenant="t",
+        ttft_target_s=0.5,
+        tpot_target_s=0.05,
     )
     unset = {field.name for field in message.DESCRIPTOR.fields} - {
         field.name for field, _ in message.ListFields()
@@ -91,6 +94,9 @@ def test_every_field_reaches_the_request():
         logprobs=3,
         priority=-1,
         cache_salt="s",
+        tenant="t",
+        ttft_target_s=0.5,
+        tpot_target_s=0.05,
     )
 
 

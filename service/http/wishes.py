@@ -1,0 +1,67 @@
+"""What headers say about a request: whom it counts for, and how soon its tokens are wanted.
+
+The names are those of the Gateway API inference extension. The tenant's is a gateway's word: it is
+believed because there are no API keys here by which to tell a gateway from anybody else.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.types import Scope
+
+from cadenza.service.errors import InvalidRequest
+from cadenza.service.validation import MAX_TARGET_S
+
+TTFT_HEADER, TPOT_HEADER = "x-slo-ttft-ms", "x-slo-tpot-ms"
+TENANT_HEADER = "x-gateway-inference-fairness-id"
+
+_MAX_TARGET_MS = MAX_TARGET_S * 1000
+_NUMBER = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
+_TENANT = re.compile(r"[!-~]{1,128}")  # what a header carries unchanged, without spaces
+
+
+def read_wishes(scope: Scope) -> dict[str, Any]:
+    """The fields of `GenerationRequest` that headers set.
+
+    Raises:
+        InvalidRequest: names the first header whose value is none, or which comes twice.
+    """
+    headers = Headers(scope=scope)
+    wishes = {
+        "ttft_target_s": _target_s(headers, TTFT_HEADER),
+        "tpot_target_s": _target_s(headers, TPOT_HEADER),
+        "tenant": _tenant(headers),
+    }
+    return {field: wish for field, wish in wishes.items() if wish is not None}
+
+
+def _target_s(headers: Headers, name: str) -> float | None:
+    value = _only(headers, name)
+    if value is None:
+        return None
+    target_ms = float(value) if _NUMBER.fullmatch(value) else 0.0
+    if not 0 < target_ms <= _MAX_TARGET_MS:
+        raise InvalidRequest(
+            f"{name} must be a number of milliseconds above 0 and at most {_MAX_TARGET_MS:.0f}.",
+            name,
+        )
+    return target_ms / 1000
+
+
+def _tenant(headers: Headers) -> str | None:
+    value = _only(headers, TENANT_HEADER)
+    if value is not None and not _TENANT.fullmatch(value):
+        raise InvalidRequest(
+            f"{TENANT_HEADER} must be 1 to 128 visible ASCII characters.", TENANT_HEADER
+        )
+    return value
+
+
+def _only(headers: Headers, name: str) -> str | None:
+    values = headers.getlist(name)
+    if len(values) > 1:
+        raise InvalidRequest(f"{name} must be given only once.", name)
+    return values[0] if values else None
