@@ -507,14 +507,14 @@ MUTANTS = (
     Mutant(
         "positions of chunks are off by one",
         "scheduler/assembly.py",
-        "(context - ends + counts).repeat(counts)",
-        "(context - ends + counts - 1).repeat(counts)",
+        "(places - ends + counts).repeat(counts)",
+        "(places - ends + counts - 1).repeat(counts)",
     ),
     Mutant(
         "slots ignore the block table",
-        "scheduler/assembly.py",
-        "slots=(blocks - places) * size + positions,",
-        "slots=blocks * 0 + positions,",
+        "scheduler/plan.py",
+        "self.block_tables[rows, places]",
+        "self.block_tables[rows, 0]",
     ),
     Mutant(
         "a row samples a token before its prompt is complete",

@@ -140,11 +140,12 @@ def test_a_plan_has_the_types_that_runners_rely_on():
     plan = mixed().plan
 
     assert plan is not None
-    int32 = ["seats", "num_context", "num_new", "tokens", "positions", "block_tables", "samples"]
+    int32 = ["seats", "num_context", "num_new", "tokens", "block_tables", "samples"]
     for name in [*int32, "sample_seats"]:
         assert getattr(plan, name).dtype == np.int32, name
-    for name in ("requests", "slots", "sample_requests"):
+    for name in ("requests", "sample_requests"):
         assert getattr(plan, name).dtype == np.int64, name
+    assert all(each.dtype == np.int32 for each in plan.layout(SIZE))
     for copies in plan.copies:
         assert (copies.dtype, copies.shape) == (np.int32, (0, 2))
 
