@@ -519,7 +519,7 @@ MUTANTS = (
     Mutant(
         "a row samples a token before its prompt is complete",
         "scheduler/assembly.py",
-        "context + counts == known",
-        "context + counts >= known - 1",
+        "after == known",
+        "after >= known - 1",
     ),
 )
