@@ -9,13 +9,15 @@ from typing import Annotated
 from cyclopts import App, CycloptsError, Parameter
 
 from cadenza.cli.errors import UsageError
-from cadenza.cli.options import ServeOptions
+from cadenza.cli.options import PolicyOptions, ServeOptions
+from cadenza.cli.policies import policies
 
 app = App(
     name="cadenza",
     help="Stream tokens from a language model; every scheduling decision is a hook.",
     help_on_error=False,
 )
+app.command(policies)
 
 
 @app.command
@@ -26,11 +28,12 @@ def serve(
     /,
     *,
     options: ServeOptions | None = None,
+    policies: PolicyOptions | None = None,
 ) -> int:
     """Serve a model over OpenAI-compatible HTTP and gRPC."""
     from cadenza.cli.serve import run
 
-    return run(model, options or ServeOptions())
+    return run(model, options or ServeOptions(), policies or PolicyOptions())
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
@@ -10,6 +11,7 @@ from cyclopts import Parameter
 Network = Parameter(group="Network")
 Model = Parameter(group="Model")
 Memory = Parameter(group="Memory and batching")
+Policies = Parameter(group="Policies")
 Service = Parameter(group="Service")
 
 
@@ -31,8 +33,8 @@ class Within:
             raise ValueError(f"Must be from {self.low} to {self.high}{self.unit}.")
 
 
-def _share(_type: object, value: float) -> None:
-    if not 0 <= value < 1:
+def _share(_type: object, value: float | None) -> None:
+    if value is not None and not 0 <= value < 1:
         raise ValueError("Must be at least 0 and less than 1.")
 
 
@@ -111,11 +113,8 @@ class ServeOptions:
     enable_prefix_caching: Annotated[bool, Memory] = True
     """Share the KV blocks of equal prefixes."""
 
-    watermark: Annotated[float, Memory, Share] = 0.01
-    """Share of the pool that admissions leave free."""
-
-    policy: Annotated[tuple[str, ...], Service] = ()
-    """A decision and the policy that takes it, as HOOK=POLICY; may be given several times."""
+    watermark: Annotated[float | None, Memory, Share] = None
+    """Share of the pool that admissions leave free; default: 0.01, or what the preset wants."""
 
     max_num_queued_reqs: Annotated[int, Service, Positive] = 256
     """Requests that may wait for their first seat; beyond it they are refused."""
@@ -125,3 +124,21 @@ class ServeOptions:
 
     log_level: Annotated[Literal["debug", "info", "warning", "error"], Service] = "warning"
     """Least severe log records that are written, to standard error."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class PolicyOptions:
+    """Which policies decide, and where others than the built-in ones are found."""
+
+    scheduling_policy: Annotated[str | None, Policies] = None
+    """A preset: fcfs, priority or vllm-like."""
+
+    policy: Annotated[tuple[str, ...], Policies, Parameter(negative=())] = ()
+    """DECISION=POLICY or DECISION=POLICY:key=value,...; may be given several times."""
+
+    policy_file: Annotated[Path | None, Policies] = None
+    """A profile in TOML; flags win over it."""
+
+    plugins_dir: Annotated[Path | None, Policies] = None
+    """A folder whose Python files hold policies."""

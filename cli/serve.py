@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import ipaddress
 import sys
-from collections.abc import Sequence
 
 import uvloop
 
 from cadenza.checkpoints.errors import CheckpointError
 from cadenza.checkpoints.locate import Located, locate
 from cadenza.cli.errors import UsageError
-from cadenza.cli.options import ServeOptions
+from cadenza.cli.options import PolicyOptions, ServeOptions
+from cadenza.cli.profile import configure
 from cadenza.cli.progress import Progress
-from cadenza.policies.profile import Profile, ProfileError
+from cadenza.policies.errors import ProfileError
 from cadenza.service.engine_process import start_engine
 from cadenza.service.front import Addresses, Front, FrontConfig
 from cadenza.service.limits import Limits
@@ -21,8 +21,10 @@ from cadenza.service.tokenizer import load_tokenizer
 from cadenza.wire.logging import configure_logging
 from cadenza.wire.messages import EngineConfig, Ready
 
+DEFAULT_WATERMARK = 0.01
 
-def run(model: str, options: ServeOptions) -> int:
+
+def run(model: str, options: ServeOptions, policies: PolicyOptions) -> int:
     """Serve until stopped; returns 0 after a signal, 1 if the engine died while it served.
 
     Raises:
@@ -32,7 +34,7 @@ def run(model: str, options: ServeOptions) -> int:
     _check_host(options)
     try:
         located = locate(model)
-        config = _front_config(located, options)
+        config = _front_config(located, options, policies)
         tokenizer = load_tokenizer(located.path)
     except (CheckpointError, ProfileError) as error:
         raise UsageError(str(error)) from error
@@ -97,10 +99,9 @@ def _check_host(options: ServeOptions) -> None:
         )
 
 
-def _front_config(located: Located, options: ServeOptions) -> FrontConfig:
-    """Raises ProfileError for a policy that does not exist."""
-    profile = _profile(options.policy)
-    Profile(profile)
+def _front_config(located: Located, options: ServeOptions, policies: PolicyOptions) -> FrontConfig:
+    """Raises ProfileError for a profile or a plugin that cannot be used."""
+    configured = configure(policies)
     return FrontConfig(
         host=options.host,
         port=options.port,
@@ -120,20 +121,20 @@ def _front_config(located: Located, options: ServeOptions) -> FrontConfig:
             max_num_seqs=options.max_num_seqs,
             max_num_batched_tokens=options.max_num_batched_tokens,
             enable_prefix_caching=options.enable_prefix_caching,
-            watermark=options.watermark,
+            watermark=_watermark(options.watermark, configured.watermark),
             threads=options.threads,
-            profile=profile,
-            log_level=options.log_level,
+            policies=configured.config,
+            log_level=_engine_log_level(options.log_level, configured.config.trace),
             log_json=not sys.stderr.isatty(),
         ),
     )
 
 
-def _profile(policies: Sequence[str]) -> dict[str, str]:
-    profile = {}
-    for policy in policies:
-        hook, equals, name = policy.partition("=")
-        if not (hook and equals and name):
-            raise UsageError(f"--policy {policy} is not of the form HOOK=POLICY")
-        profile[hook] = name
-    return profile
+def _watermark(asked_for: float | None, of_preset: float | None) -> float:
+    given = (value for value in (asked_for, of_preset) if value is not None)
+    return next(given, DEFAULT_WATERMARK)
+
+
+def _engine_log_level(level: str, trace: bool) -> str:
+    """Calls of hooks are logged as information; whoever asked for them sees them."""
+    return "info" if trace and level != "debug" else level

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 
 from cadenza.engine.channel import Channel
 from cadenza.engine.loop import EngineLoop
 from cadenza.engine.runner import RunnerFacts, build_runner
 from cadenza.policies.decisions import Decisions
+from cadenza.policies.discovery import discover
 from cadenza.policies.profile import Profile
 from cadenza.scheduler.config import SchedulerConfig
 from cadenza.scheduler.costs import CostModel
 from cadenza.scheduler.scheduler import Scheduler
-from cadenza.wire.messages import EngineConfig, Progress, Ready, Sampling, Submit
+from cadenza.wire.messages import EngineConfig, PolicyConfig, Progress, Ready, Sampling, Submit
 
 
 def build_engine(channel: Channel, config: EngineConfig) -> EngineLoop:
@@ -21,10 +23,10 @@ def build_engine(channel: Channel, config: EngineConfig) -> EngineLoop:
 
     Raises:
         CheckpointError: the model cannot be used.
-        ProfileError: the profile names what does not exist.
+        ProfileError: the profile cannot be used, or a plugin cannot.
         ValueError: settings that contradict each other or the model.
     """
-    profile = Profile(config.profile)
+    profile = build_profile(config.policies)
     submits: dict[int, Submit] = {}
 
     def progress(stage: str, done: int, total: int) -> None:
@@ -36,6 +38,17 @@ def build_engine(channel: Channel, config: EngineConfig) -> EngineLoop:
     scheduler = Scheduler(limits, Decisions(profile), costs)
     channel.send(_ready(facts, limits))
     return EngineLoop(channel, scheduler, runner, submits)
+
+
+def build_profile(config: PolicyConfig) -> Profile:
+    """The profile that the front process has checked before, of instances of this process.
+
+    Raises:
+        ProfileError: it cannot be used after all, or a plugin cannot.
+    """
+    plugins_dir = None if config.plugins_dir is None else Path(config.plugins_dir)
+    catalog = discover(plugins_dir, config.plugins)
+    return catalog.profile(config.chosen, config.options, trace=config.trace)
 
 
 def settings_of(submits: Mapping[int, Submit], request: int) -> tuple[Sampling, int]:

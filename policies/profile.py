@@ -2,104 +2,208 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import pluggy
 
 from cadenza.policies import hookspecs
 from cadenza.policies.builtin import BUILTIN, DEFAULTS
+from cadenza.policies.contract import OBSERVERS, faults_of, hooks_of
+from cadenza.policies.errors import ProfileError, unknown
 from cadenza.policies.markers import PROJECT
+from cadenza.policies.options import build_policy
+from cadenza.policies.trace import trace_calls
+
+__all__ = ["HOOKS", "LISTS", "OBSERVER", "OBSERVERS", "Profile", "ProfileError"]
 
 HOOKS = tuple(DEFAULTS)
-OBSERVERS = ("on_finished",)
+GUARD = "guard_starvation"
+OBSERVER = "observer"  # stands in a profile for policies that are only told
+LISTS = (GUARD, OBSERVER)  # may have several policies
+
+Chosen = Mapping[str, str | Sequence[str]]
+Options = Mapping[str, Mapping[str, Any]]
 
 
-class ProfileError(Exception):
-    """A profile names a hook or a policy that does not exist, or one that cannot serve there."""
+class _Wired(NamedTuple):
+    """One manager with all instances, and what was derived from it."""
+
+    manager: pluggy.PluginManager
+    callers: dict[tuple[str, str], pluggy.HookCaller]
+    observers: dict[str, tuple[str, ...]]
 
 
 class Profile:
     """The chosen policy of every hook, with the default behind it.
 
-    A policy with several hooks is asked only for those that the profile gives it. Guards add up:
-    the default guard stands beside a chosen one. Observers are not chosen: every policy that may
-    have to decide, a default behind another one included, is told.
+    A policy with several hooks is one instance, and is asked only for those that the profile gives
+    it. Guards add up: the default guard stands beside chosen ones. Of observer hooks every policy
+    that may have to decide, a default behind another one included, is told, and those that were
+    chosen as observers besides.
     """
 
     def __init__(
-        self, chosen: Mapping[str, str] | None = None, policies: Mapping[str, type] = BUILTIN
+        self,
+        chosen: Chosen | None = None,
+        policies: Mapping[str, type] = BUILTIN,
+        options: Options | None = None,
+        *,
+        trace: bool = False,
     ) -> None:
         """Build the profile.
 
         Args:
-            chosen: hook name to policy name; hooks left out use the default.
+            chosen: hook name, or `OBSERVER`, to a policy's name, or to several where `LISTS` allow
+                it; hooks left out use the default.
             policies: policy name to class, the defaults among them.
+            options: policy name to its options, as text or as they are.
+            trace: log every call of a hook.
 
         Raises:
-            ProfileError: unknown hook or policy, a policy without that hook, or one that cannot be
-                built or registered.
+            ProfileError: everything that is wrong: unknown hooks and policies, policies without
+                that hook, and those that cannot be built or registered.
         """
-        self.names = {**DEFAULTS, **(chosen or {})}
-        for hook, policy in self.names.items():
-            _check(hook, policy, policies)
-        self._manager = pluggy.PluginManager(PROJECT)
-        self._manager.add_hookspecs(hookspecs)
-        for policy in dict.fromkeys([*DEFAULTS.values(), *self.names.values()]):
-            self._register(policy, policies[policy])
-        self._callers = {
-            (hook, policy): self._only(hook, policy)
-            for names in (DEFAULTS, self.names)
-            for hook, policy in names.items()
-        }
-        self._observers = {hook: self._listening(hook) for hook in OBSERVERS}
+        given = _as_tuples(chosen or {})
+        self._policies = policies
+        self._options = options or {}
+        self._trace = trace
+        self._told = given.pop(OBSERVER, ())
+        faults = _choice_faults(given, self._told, policies)
+        decisive = {hook: names for hook, names in given.items() if hook in DEFAULTS and names}
+        # For a hook that asks several, the first of them
+        self.names: dict[str, str] = DEFAULTS | {hook: each[0] for hook, each in decisive.items()}
+        self.guards: tuple[str, ...] = _once(*decisive.get(GUARD, ()), DEFAULTS[GUARD])
+        self._active = _once(*DEFAULTS.values(), *self.names.values(), *self.guards, *self._told)
+        self._instances = self._build_all(faults)
+        self._wired = self._wire(self._instances)
 
     @property
-    def guards(self) -> tuple[str, ...]:
-        """The policies that `guard_starvation` asks, the chosen one first."""
-        hook = "guard_starvation"
-        return tuple(dict.fromkeys((self.names[hook], DEFAULTS[hook])))
+    def policies(self) -> tuple[str, ...]:
+        """The names of all policies that may be asked or told something."""
+        return self._active
+
+    def deciding(self, hook: str) -> tuple[str, ...]:
+        """The policies that `hook` asks or tells, the defaults behind them left out."""
+        if hook in OBSERVERS:
+            return self.observers(hook)
+        return self.guards if hook == GUARD else (self.names[hook],)
 
     def observers(self, hook: str) -> tuple[str, ...]:
         """The policies that an observer hook tells, in no particular order."""
-        return self._observers[hook]
+        return self._wired.observers[hook]
 
     def caller(self, hook: str, policy: str) -> pluggy.HookCaller:
-        """Asks one policy, the chosen or the default one of `hook` or an observer, nobody else."""
-        return self._callers[hook, policy]
+        """Asks one policy, a chosen or the default one of `hook` or an observer, nobody else.
 
-    def _register(self, policy: str, cls: type) -> None:
-        try:
-            self._manager.register(cls(), name=policy)
-            self._manager.check_pending()
-        except Exception as error:
-            raise ProfileError(f"policy {policy!r} cannot be used: {error}") from error
+        Ask for it again after `rebuild`: a caller belongs to the instances of its time.
+        """
+        return self._wired.callers[hook, policy]
 
-    def _listening(self, hook: str) -> tuple[str, ...]:
-        plugins = self._manager.list_name_plugin()
-        listening = tuple(policy for policy, plugin in plugins if hasattr(plugin, hook))
-        for policy in listening:
-            self._callers[hook, policy] = self._only(hook, policy)
-        return listening
+    def rebuild(self, policy: str) -> None:
+        """Put a fresh instance, of the same class and options, in the place of a policy's.
 
-    def _only(self, hook: str, policy: str) -> pluggy.HookCaller:
-        others = [plugin for name, plugin in self._manager.list_name_plugin() if name != policy]
-        caller = self._manager.subset_hook_caller(hook, others)
-        if not caller.get_hookimpls():
-            raise ProfileError(
-                f"policy {policy!r} has a method {hook} that is not marked with @hookimpl"
+        Raises:
+            ProfileError: it cannot be built now; the old instance is still in its place.
+            KeyError: the profile has no such policy.
+        """
+        if policy not in self._instances:
+            raise KeyError(policy)
+        instances = {**self._instances, policy: self._build(policy)}
+        self._wired = self._wire(instances)
+        self._instances = instances
+
+    def _build_all(self, faults: list[str]) -> dict[str, object]:
+        """Instances of all policies, unless there are faults, or some come to light here."""
+        faults += [
+            f"options are given for {policy!r}, which this profile does not use; "
+            f"it uses {', '.join(self._active)}"
+            for policy in self._options
+            if policy not in self._active
+        ]
+        instances = {}
+        for policy in self._active:
+            if policy not in self._policies or faults_of(self._policies[policy]):
+                continue  # told already
+            try:
+                instances[policy] = self._build(policy)
+            except ProfileError as error:
+                faults += error.faults
+        if faults:
+            raise ProfileError(*faults)
+        return instances
+
+    def _build(self, policy: str) -> object:
+        return build_policy(policy, self._policies[policy], self._options.get(policy, {}))
+
+    def _wire(self, instances: Mapping[str, object]) -> _Wired:
+        manager = pluggy.PluginManager(PROJECT)
+        manager.add_hookspecs(hookspecs)
+        for policy, instance in instances.items():
+            try:
+                manager.register(instance, name=policy)
+                manager.check_pending()
+            except Exception as error:
+                raise ProfileError(f"policy {policy!r} cannot be used: {error}") from error
+        if self._trace:
+            trace_calls(manager)
+        observers = {hook: _implementing(manager, hook) for hook in OBSERVERS}
+        asked = {(hook, name) for names in (DEFAULTS, self.names) for hook, name in names.items()}
+        asked |= {(GUARD, guard) for guard in self.guards}
+        asked |= {(hook, policy) for hook, told in observers.items() for policy in told}
+        callers = {
+            (hook, policy): manager.subset_hook_caller(
+                hook, [each for name, each in instances.items() if name != policy]
             )
-        return caller
+            for hook, policy in asked
+        }
+        return _Wired(manager, callers, observers)
 
 
-def _check(hook: str, policy: str, policies: Mapping[str, type]) -> None:
-    if hook in OBSERVERS:
-        raise ProfileError(
-            f"{hook!r} is not chosen: every policy of the profile that has it is told"
-        )
-    if hook not in DEFAULTS:
-        raise ProfileError(f"there is no hook {hook!r}; hooks are {', '.join(HOOKS)}")
+def _implementing(manager: pluggy.PluginManager, hook: str) -> tuple[str, ...]:
+    return tuple(impl.plugin_name for impl in getattr(manager.hook, hook).get_hookimpls())
+
+
+def _as_tuples(chosen: Chosen) -> dict[str, tuple[str, ...]]:
+    return {
+        hook: (names,) if isinstance(names, str) else tuple(names) for hook, names in chosen.items()
+    }
+
+
+def _once(*names: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(names))
+
+
+def _choice_faults(
+    given: Mapping[str, tuple[str, ...]], told: Sequence[str], policies: Mapping[str, type]
+) -> list[str]:
+    faults: list[str] = []
+    checked = {*DEFAULTS.values()}
+    for hook, names in given.items():
+        if hook in OBSERVERS:
+            faults.append(
+                f"{hook!r} is not chosen: every policy of the profile that has it is told"
+            )
+        elif hook not in DEFAULTS:
+            faults.append(unknown("hook", hook, HOOKS))
+        elif not names or (len(names) > 1 and hook not in LISTS):
+            faults.append(f"{hook} is decided by one policy, not by {len(names)}")
+        else:
+            faults += [_fit(hook, name, policies) for name in names]
+            checked.update(names)
+    faults += [_fit(OBSERVER, name, policies) for name in told]
+    for name in sorted((checked | {*told}) & {*policies}):
+        faults += [f"policy {name!r} {fault}" for fault in faults_of(policies[name])]
+    return [fault for fault in faults if fault]
+
+
+def _fit(hook: str, policy: str, policies: Mapping[str, type]) -> str:
+    """What is wrong with this policy for this hook; empty if nothing is."""
     if policy not in policies:
-        raise ProfileError(f"there is no policy {policy!r}; policies are {', '.join(policies)}")
-    if not hasattr(policies[policy], hook):
-        fitting = ", ".join(name for name, cls in policies.items() if hasattr(cls, hook))
-        raise ProfileError(f"policy {policy!r} does not decide {hook}; these do: {fitting}")
+        return unknown("policy", policy, policies, "policies")
+    wanted = {*OBSERVERS} if hook == OBSERVER else {hook}
+    if wanted & {*hooks_of(policies[policy])} or hasattr(policies[policy], hook):
+        return ""  # an unmarked method is a fault of its own
+    fitting = ", ".join(sorted(name for name, cls in policies.items() if wanted & {*hooks_of(cls)}))
+    verb = "observe anything" if hook == OBSERVER else f"decide {hook}"
+    return f"policy {policy!r} does not {verb}; these do: {fitting or 'none'}"

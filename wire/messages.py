@@ -14,7 +14,7 @@ work; one `Step` may count several.
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -30,6 +30,16 @@ class Finished(IntEnum):
     DEADLINE = 5  # its deadline passed
     STOPPED = 6  # the front found a stop string; told in decisions only
     ABORTED = 7  # the client is gone; told in decisions only
+
+
+class PolicyConfig(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """Which policies decide, and where they are found. Both processes build the same from it."""
+
+    chosen: dict[str, tuple[str, ...]] = {}  # hook name -> policies; absent hooks use the default
+    options: dict[str, dict[str, Any]] = {}  # policy -> its options, as text or as TOML has them
+    plugins_dir: str | None = None  # a folder with policies, absolute
+    plugins: tuple[str, ...] | None = None  # distributions or entry points to load; None: all
+    trace: bool = False  # log every call of a hook
 
 
 class EngineConfig(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -50,7 +60,7 @@ class EngineConfig(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     swap_bytes: int = 512 << 20  # host memory for preempted rows, taken as it is first used
     max_preemptions: int = 8  # of one row, before others are preferred as victims
     threads: int | None = None  # None: all cores
-    profile: dict[str, str] = {}  # hook name -> policy name; absent hooks use the default
+    policies: PolicyConfig = PolicyConfig()
     log_level: str = "info"
     log_json: bool = True
 

@@ -9,9 +9,14 @@ import inspect
 import pytest
 
 from cadenza.cli.main import app, main
-from cadenza.cli.options import ServeOptions
+from cadenza.cli.options import PolicyOptions, ServeOptions
 
-FIELDS = [field.name for field in dataclasses.fields(ServeOptions)]
+OWNERS = {
+    field.name: owner
+    for owner in (ServeOptions, PolicyOptions)
+    for field in dataclasses.fields(owner)
+}
+FIELDS = list(OWNERS)
 
 
 def output_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -46,7 +51,7 @@ def description(field: str) -> str:
     """The text under the field in the source."""
     (body,) = (
         node.body
-        for node in ast.walk(ast.parse(inspect.getsource(ServeOptions)))
+        for node in ast.walk(ast.parse(inspect.getsource(OWNERS[field])))
         if isinstance(node, ast.ClassDef)
     )
     names = [getattr(getattr(node, "target", None), "id", None) for node in body]

@@ -16,7 +16,7 @@ from cadenza.cli.main import main
 from cadenza.cli.options import ServeOptions
 from cadenza.service.front import Addresses, FrontConfig
 from cadenza.wire.codec import FrameReader, encode
-from cadenza.wire.messages import EngineConfig, Ready, Start, ToEngine
+from cadenza.wire.messages import EngineConfig, PolicyConfig, Ready, Start, ToEngine
 
 READY = Ready(
     max_model_len=2048,
@@ -106,12 +106,18 @@ ENGINE_FLAGS: list[tuple[list[str], str, Any]] = [
     (["--no-enable-prefix-caching"], "enable_prefix_caching", False),
     (["--watermark", "0.25"], "watermark", 0.25),
     (["--log-level", "error"], "log_level", "error"),
-    (["--policy", "reserve_blocks=none"], "profile", {"reserve_blocks": "none"}),
     (
-        ["--policy", "reserve_blocks=none", "--policy", "order_admissions=fcfs"],
-        "profile",
-        {"reserve_blocks": "none", "order_admissions": "fcfs"},
+        ["--policy", "reserve_blocks=none"],
+        "policies",
+        PolicyConfig(chosen={"reserve_blocks": ("none",)}),
     ),
+    (
+        ["--policy", "reserve=none", "--policy", "order=fcfs"],
+        "policies",
+        PolicyConfig(chosen={"reserve_blocks": ("none",), "order_admissions": ("fcfs",)}),
+    ),
+    (["--scheduling-policy", "vllm-like"], "watermark", 0.0),
+    (["--scheduling-policy", "vllm-like", "--watermark", "0.5"], "watermark", 0.5),
 ]
 
 
@@ -156,9 +162,14 @@ WRONG_USES: list[tuple[list[str], str]] = [
     (["serve", "demo", "more"], "more"),
     (["serve", "demo", "--port", "many"], "many"),
     (["serve", "demo", "--dtype", "int1"], "int1"),
-    (["serve", "demo", "--policy", "reserve_blocks"], "HOOK=POLICY"),
-    (["serve", "demo", "--policy", "=none"], "HOOK=POLICY"),
-    (["serve", "demo", "--policy", "reserve_blocks="], "HOOK=POLICY"),
+    (["serve", "demo", "--policy", "reserve_blocks"], "DECISION=POLICY"),
+    (["serve", "demo", "--policy", "=none"], "DECISION=POLICY"),
+    (["serve", "demo", "--policy", "reserve_blocks="], "DECISION=POLICY"),
+    (["serve", "demo", "--policy", "order=fcfs:"], "DECISION=POLICY:key=value"),
+    (["serve", "demo", "--policy", "order=fcfs:a=1"], "takes no options"),
+    (["serve", "demo", "--scheduling-policy", "prioriti"], "did you mean 'priority'?"),
+    (["serve", "demo", "--policy-file", "/no/such.toml"], "/no/such.toml cannot be read"),
+    (["serve", "demo", "--plugins-dir", "/no/such"], "/no/such is no folder"),
     (["serve", "demo", "--policy", "no_hook=fcfs"], "no_hook"),
     (["serve", "demo", "--policy", "order_admissions=lifo"], "lifo"),
     (["serve", "demo", "--policy", "order_admissions=newest"], "newest"),

@@ -11,6 +11,7 @@ from cadenza.wire.messages import (
     EngineConfig,
     Failed,
     Finish,
+    PolicyConfig,
     Progress,
     Ready,
     ResetPrefixCache,
@@ -26,7 +27,18 @@ from cadenza.wire.messages import (
 )
 
 FRONT_TO_ENGINE = [
-    Start(EngineConfig(model="/m.gguf", profile={"order_admissions": "fcfs"})),
+    Start(
+        EngineConfig(
+            model="/m.gguf",
+            policies=PolicyConfig(
+                chosen={"order_admissions": ("fcfs",)},
+                options={"fcfs": {"a": "1", "b": 1, "c": 1.5, "d": True, "e": ["x"]}},
+                plugins_dir="/plugins",
+                plugins=(),
+                trace=True,
+            ),
+        )
+    ),
     Submit(
         request=1 << 40,
         choice=3,

@@ -1,0 +1,176 @@
+"""What `cadenza policies list`, `show` and `check` write."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from cadenza.cli.errors import UsageError
+from cadenza.cli.options import PolicyOptions
+from cadenza.cli.profile import allowed_plugins, configure
+from cadenza.policies.choices import SHORT
+from cadenza.policies.contract import OBSERVERS, hooks_of
+from cadenza.policies.discovery import BUILT_IN, Catalog, Discovery, Found, discover, installed
+from cadenza.policies.errors import ProfileError, unknown
+from cadenza.policies.markers import HOOKSPEC_VERSION
+from cadenza.policies.options import Option, options_of
+from cadenza.policies.profile import OBSERVER, Profile
+
+
+def report_all(flags: PolicyOptions, *, as_json: bool) -> int:
+    """Write a table of all policies.
+
+    Raises:
+        UsageError: a flag or a plugin is at fault, as `cadenza serve` would say.
+    """
+    try:
+        configured = configure(flags)
+    except ProfileError as error:
+        raise UsageError(str(error)) from error
+    active = _active(configured.profile)
+    found = sorted(configured.catalog.policies.items())
+    if as_json:
+        policies = [_record(name, each, active.get(name, [])) for name, each in found]
+        report = {"hookspec_version": HOOKSPEC_VERSION, "policies": policies}
+        sys.stdout.write(f"{json.dumps(report, indent=2)}\n")
+    else:
+        rows = [_row(name, each, active.get(name, [])) for name, each in found]
+        _write_table([("POLICY", "HOOKS", "FROM", "HOOKSPEC", "DECIDES"), *rows])
+    return 0
+
+
+def explain(name: str, plugins_dir: Path | None) -> int:
+    """Write what one policy does and takes.
+
+    Raises:
+        UsageError: there is no such policy, or a plugin is at fault.
+    """
+    catalog = discover(plugins_dir, allowed_plugins())
+    if catalog.faults:
+        raise UsageError(str(ProfileError(*catalog.faults)))
+    if name not in catalog.policies:
+        raise UsageError(unknown("policy", name, sorted(catalog.policies), "policies"))
+    found = catalog.policies[name]
+    options = [_option(option) for option in options_of(found.cls)]
+    lines = [f"{name}, from {_source(found)}", ""]
+    lines += [inspect.getdoc(found.cls) or "It has no description.", ""]
+    lines += ["Hooks:", *(f"  {_hook(hook, name)}" for hook in hooks_of(found.cls))]
+    lines += ["Options:", *(options or ["  none"])]
+    lines += [f"Hookspec: {_requires(found)} (this is {HOOKSPEC_VERSION})"]
+    sys.stdout.write("\n".join(lines) + "\n")
+    return 0
+
+
+def check_plugin(target: str) -> int:
+    """Write the faults of a plugin, or its policies if it has none; returns 1 or 0.
+
+    Raises:
+        UsageError: there is no such file, distribution, entry point or module.
+    """
+    discovery = Discovery()
+    _add(discovery, target)
+    catalog = discovery.catalog()
+    new = {name: each for name, each in catalog.policies.items() if each.source != BUILT_IN}
+    faults = [*catalog.faults, *(fault for name in new for fault in _faults_in_use(name, catalog))]
+    lines = [f"{name}: {', '.join(hooks_of(found.cls))}" for name, found in new.items()]
+    lines += [f"fault: {fault}" for fault in faults] or ["no faults"]
+    sys.stdout.write("\n".join(lines) + "\n")
+    return 1 if faults else 0
+
+
+def _add(discovery: Discovery, target: str) -> None:
+    path = Path(target)
+    if path.is_dir():
+        discovery.add_folder(path)
+    elif path.suffix == ".py" or path.is_file():
+        if not path.is_file():
+            raise UsageError(f"there is no file {target}")
+        discovery.add_file(path)
+    elif target in installed():
+        discovery.add_installed((target,))
+    elif _is_module(target):
+        discovery.add_module(target)
+    else:
+        raise UsageError(
+            f"{target!r} is no file, no installed distribution or entry point of group 'cadenza', "
+            "and no module"
+        )
+
+
+def _is_module(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _faults_in_use(name: str, catalog: Catalog) -> tuple[str, ...]:
+    """What goes wrong when a profile chooses this policy for all that it does."""
+    cls = catalog.policies[name].cls
+    if any(option.is_required for option in options_of(cls)):
+        return ()  # nobody can build it without knowing them
+    decisions = [hook for hook in hooks_of(cls) if hook in SHORT]
+    try:
+        Profile(dict.fromkeys(decisions or [OBSERVER], name), catalog.classes)
+    except ProfileError as error:
+        return error.faults
+    return ()
+
+
+def _active(profile: Profile) -> dict[str, list[str]]:
+    """Policy name to the hooks that it is asked, or told, by this profile."""
+    active: dict[str, list[str]] = {}
+    for hook in (*(hook for hook in SHORT if hook != OBSERVER), *OBSERVERS):
+        for policy in profile.deciding(hook):
+            active.setdefault(policy, []).append(hook)
+    return active
+
+
+def _record(name: str, found: Found, active: Sequence[str]) -> dict[str, object]:
+    return {
+        "name": name,
+        "hooks": list(hooks_of(found.cls)),
+        "source": found.source,
+        "version": found.version,
+        "requires_hookspec": getattr(found.cls, "requires_hookspec", None),
+        "active": list(active),
+    }
+
+
+def _row(name: str, found: Found, active: Sequence[str]) -> tuple[str, ...]:
+    hooks = ", ".join(hooks_of(found.cls))
+    decides = ", ".join(SHORT.get(hook, hook) for hook in active)
+    return name, hooks, _source(found), _requires(found), decides or "-"
+
+
+def _source(found: Found) -> str:
+    return f"{found.source} {found.version}" if found.version else found.source
+
+
+def _requires(found: Found) -> str:
+    return getattr(found.cls, "requires_hookspec", None) or "any"
+
+
+def _hook(hook: str, policy: str) -> str:
+    if hook in SHORT:
+        return f"{hook} (--policy {SHORT[hook]}={policy})"
+    return (
+        f"{hook} (told whenever the policy is in use; --policy {OBSERVER}={policy} does only that)"
+    )
+
+
+def _option(option: Option) -> str:
+    default = "must be given" if option.is_required else f"default {option.default!r}"
+    return f"  {option.name}: {option.type}, {default}"
+
+
+def _write_table(rows: Iterable[tuple[str, ...]]) -> None:
+    table = list(rows)
+    widths = [max(len(cell) for cell in column) for column in zip(*table, strict=True)]
+    for row in table:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        sys.stdout.write("  ".join(cells).rstrip() + "\n")

@@ -1,0 +1,55 @@
+"""From flags and environment to a profile that has been built once, and can be built again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cadenza.cli.options import PolicyOptions
+from cadenza.policies.choices import choose
+from cadenza.policies.discovery import ALLOW_LIST, Catalog, discover
+from cadenza.policies.profile import Profile
+from cadenza.wire.messages import PolicyConfig
+
+TRACE = "CADENZA_TRACE_PLUGINS"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configured:
+    """What the flags mean."""
+
+    config: PolicyConfig  # for the engine process
+    catalog: Catalog
+    profile: Profile
+    watermark: float | None  # what the preset wants
+
+
+def configure(flags: PolicyOptions, environment: Mapping[str, str] = os.environ) -> Configured:
+    """Find all policies and build the profile that the flags describe.
+
+    Raises:
+        ProfileError: everything that is wrong with it, with the flags and with plugins.
+    """
+    choices = choose(flags.scheduling_policy, flags.policy_file, flags.policy)
+    plugins_dir = flags.plugins_dir and flags.plugins_dir.absolute()
+    allowed = allowed_plugins(environment)
+    trace = environment.get(TRACE, "") not in ("", "0")
+    catalog = discover(plugins_dir, allowed)
+    profile = catalog.profile(choices.chosen, choices.options, trace=trace, faults=choices.faults)
+    config = PolicyConfig(
+        chosen=dict(choices.chosen),
+        options={policy: dict(options) for policy, options in choices.options.items()},
+        plugins_dir=None if plugins_dir is None else str(plugins_dir),
+        plugins=allowed,
+        trace=trace,
+    )
+    return Configured(config=config, catalog=catalog, profile=profile, watermark=choices.watermark)
+
+
+def allowed_plugins(environment: Mapping[str, str] = os.environ) -> tuple[str, ...] | None:
+    """The allow-list; None if there is none, and all installed plugins may be loaded."""
+    names = environment.get(ALLOW_LIST)
+    if names is None:
+        return None
+    return tuple(name.strip() for name in names.split(",") if name.strip())

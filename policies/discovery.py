@@ -1,0 +1,261 @@
+"""Finds policies: built-in ones, those of installed distributions, and files of one folder.
+
+A policy that is found does nothing; a profile that names it makes it decide.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import ModuleType
+
+import pluggy
+
+from cadenza.policies import registration
+from cadenza.policies.builtin import BUILTIN
+from cadenza.policies.contract import faults_of, is_meant_as_policy, name_faults
+from cadenza.policies.errors import ProfileError, unknown
+from cadenza.policies.markers import PROJECT, hookimpl
+from cadenza.policies.profile import Chosen, Options, Profile
+
+BUILT_IN = "built in"
+ALLOW_LIST = "CADENZA_PLUGINS"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A policy class and where it is from."""
+
+    cls: type
+    source: str  # BUILT_IN, the name of a distribution, or a file
+    version: str | None = None  # of the distribution
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Catalog:
+    """All policies by name, and what could not be registered."""
+
+    policies: dict[str, Found]
+    faults: tuple[str, ...] = ()
+
+    @property
+    def classes(self) -> dict[str, type]:
+        return {name: found.cls for name, found in self.policies.items()}
+
+    def profile(
+        self,
+        chosen: Chosen | None = None,
+        options: Options | None = None,
+        *,
+        trace: bool = False,
+        faults: Sequence[str] = (),
+    ) -> Profile:
+        """Build a profile of these policies.
+
+        Raises:
+            ProfileError: what was wrong in discovery, `faults`, and what is wrong with the profile,
+                all together.
+        """
+        before = (*self.faults, *faults)
+        try:
+            profile = Profile(chosen, self.classes, options, trace=trace)
+        except ProfileError as error:
+            raise ProfileError(*before, *error.faults) from error
+        if before:
+            raise ProfileError(*before)
+        return profile
+
+
+def discover(plugins_dir: Path | None = None, allowed: Collection[str] | None = None) -> Catalog:
+    """Find everything; foreign modules are imported here, and nowhere else.
+
+    Args:
+        plugins_dir: a folder whose Python files are plugins as well.
+        allowed: names of distributions or entry points that may be loaded; None: all.
+    """
+    discovery = Discovery()
+    discovery.add_installed(allowed)
+    if plugins_dir is not None:
+        discovery.add_folder(plugins_dir)
+    return discovery.catalog()
+
+
+def installed() -> tuple[str, ...]:
+    """The names that an allow-list may have: of entry points of the group, and of distributions."""
+    points = entry_points(group=PROJECT)
+    return tuple(sorted({name for each in points for name in (each.name, _distribution(each))}))
+
+
+class Discovery:
+    """Registers plugins one by one, and collects their policies and their faults."""
+
+    def __init__(self) -> None:
+        self._manager = pluggy.PluginManager(PROJECT)
+        self._manager.add_hookspecs(registration)
+        self._found: dict[str, Found] = {}
+        self._faults: list[str] = []
+        self._register(_Classes(tuple(BUILTIN.values())), BUILT_IN, None, BUILT_IN)
+
+    def catalog(self) -> Catalog:
+        return Catalog(policies=dict(self._found), faults=tuple(self._faults))
+
+    def add_installed(self, allowed: Collection[str] | None = None) -> None:
+        """The entry points of group `cadenza`, or those whose names or distributions are given."""
+        names = installed()
+        for name in allowed or ():
+            if name not in names:
+                self._faults.append(f"{ALLOW_LIST}: " + unknown("plugin", name, names))
+        points = entry_points(group=PROJECT)
+        for point in sorted(points, key=lambda point: (_distribution(point), point.name)):
+            if allowed is None or {point.name, _distribution(point)} & {*allowed}:
+                self._add(point.load, _distribution(point), _version(point), point.name)
+
+    def add_folder(self, folder: Path) -> None:
+        """Every Python file of a folder whose name does not begin with an underscore."""
+        if not folder.is_dir():
+            self._faults.append(f"--plugins-dir {folder} is no folder")
+            return
+        for file in sorted(folder.glob("[!_]*.py")):
+            self.add_file(file)
+
+    def add_file(self, file: Path) -> None:
+        """A file with `register_policies()`, or with policy classes alone."""
+
+        def load() -> object:
+            module = _import_file(file)
+            return module if hasattr(module, "register_policies") else _Classes(_written_in(module))
+
+        self._add(load, str(file), None, file.stem)
+
+    def add_module(self, name: str) -> None:
+        """A module that can be imported and has `register_policies()`, installed or not."""
+        self._add(lambda: importlib.import_module(name), name, None, name)
+
+    def _add(self, load: Callable[[], object], source: str, version: str | None, name: str) -> None:
+        try:
+            plugin = load()
+        except (Exception, SystemExit) as error:
+            reason = f"{type(error).__name__}: {error}"
+            self._faults.append(f"plugin {_told(name, source, version)} fails to import: {reason}")
+            return
+        self._register(plugin, source, version, name)
+
+    def _register(self, plugin: object, source: str, version: str | None, name: str) -> None:
+        told = _told(name, source, version)
+        try:
+            classes = self._ask(plugin, told)
+        except (Exception, SystemExit) as error:
+            self._faults.append(f"plugin {told} cannot be registered: {error}")
+            return
+        if not isinstance(classes, (list, tuple)):
+            self._faults.append(
+                f"plugin {told}: register_policies must return a list of policy classes, "
+                f"and returned {type(classes).__name__}"
+            )
+            return
+        if not classes:
+            self._faults.append(f"plugin {told} has no policies")
+        for cls in classes:
+            self._admit(cls, Found(cls=cls, source=source, version=version), told)
+
+    def _ask(self, plugin: object, told: str) -> object:
+        """What its `register_policies` returns."""
+        if isinstance(plugin, type):
+            raise ProfileError(
+                f"it is a class; name a module or object that has register_policies() "
+                f"and returns [{plugin.__name__}]"
+            )
+        self._manager.register(plugin, name=told)
+        try:
+            self._manager.check_pending()
+            (answer,) = self._asking(plugin)()
+        except BaseException:
+            self._manager.unregister(plugin)
+            raise
+        answered: object = answer
+        return answered
+
+    def _asking(self, plugin: object) -> pluggy.HookCaller:
+        others = [each for each in self._manager.get_plugins() if each is not plugin]
+        caller = self._manager.subset_hook_caller("register_policies", others)
+        impls = caller.get_hookimpls()
+        if not impls:
+            raise ProfileError("it has no function register_policies() marked with @hookimpl")
+        if any(inspect.iscoroutinefunction(impl.function) for impl in impls):
+            raise ProfileError("its register_policies() is async; make it a plain function")
+        return caller
+
+    def _admit(self, cls: object, found: Found, told: str) -> None:
+        if not isinstance(cls, type):
+            self._faults.append(f"plugin {told} registers {cls!r}, which is no class")
+            return
+        policy = getattr(cls, "name", None) or cls.__qualname__
+        where = "" if found.source == BUILT_IN else f" of plugin {told}"
+        faults = [*name_faults(cls), *faults_of(cls)]
+        other = self._found.get(policy)
+        if not faults and other is not None:
+            faults = [f"has the name of another one, which is from {_from(other)}; rename one"]
+        if faults:
+            self._faults += [f"policy {policy!r}{where} {fault}" for fault in faults]
+        else:
+            self._found[policy] = found
+
+
+class _Classes:
+    """A plugin that consists of these classes."""
+
+    def __init__(self, classes: Sequence[type]) -> None:
+        self._classes = classes
+
+    @hookimpl
+    def register_policies(self) -> Sequence[type]:
+        return self._classes
+
+
+def _import_file(file: Path) -> ModuleType:
+    name = f"cadenza_plugin_{file.stem}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise ImportError("it is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and type hints look there
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _written_in(module: ModuleType) -> tuple[type, ...]:
+    """The policies that the file itself defines and has not hidden behind an underscore."""
+    return tuple(
+        value
+        for name, value in vars(module).items()
+        if isinstance(value, type)
+        and value.__module__ == module.__name__
+        and not name.startswith("_")
+        and is_meant_as_policy(value)
+    )
+
+
+def _distribution(point: EntryPoint) -> str:
+    return point.dist.name if point.dist is not None else point.module
+
+
+def _version(point: EntryPoint) -> str | None:
+    return point.dist.version if point.dist is not None else None
+
+
+def _told(name: str, source: str, version: str | None) -> str:
+    return f"{name!r} ({source})" if version is None else f"{name!r} ({source} {version})"
+
+
+def _from(found: Found) -> str:
+    return f"{found.source} {found.version}" if found.version else found.source

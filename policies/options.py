@@ -1,0 +1,107 @@
+"""A policy's `Options`, read from text or TOML values and checked field by field."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from cadenza.policies.errors import ProfileError, unknown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One field of a policy's options, for people."""
+
+    name: str
+    type: str
+    default: Any  # dataclasses.MISSING: must be given
+
+    @property
+    def is_required(self) -> bool:
+        return self.default is dataclasses.MISSING
+
+
+def options_of(cls: type) -> tuple[Option, ...]:
+    """The options that a policy class takes, in their order; none if it has no `Options`."""
+    options = getattr(cls, "Options", None)
+    if options is None:
+        return ()
+    hints = _hints(options)
+    return tuple(
+        Option(name=field.name, type=_spelt(hints[field.name]), default=_default(field))
+        for field in dataclasses.fields(options)
+        if field.init
+    )
+
+
+def build_policy(policy: str, cls: type, given: Mapping[str, Any]) -> object:
+    """An instance of `cls`, which gets its `Options` if it has any.
+
+    Raises:
+        ProfileError: options that it does not have or that cannot have these values, all of them;
+            or a constructor that fails.
+    """
+    options = getattr(cls, "Options", None)
+    if options is None and given:
+        raise ProfileError(f"policy {policy!r} takes no options, and was given {', '.join(given)}")
+    arguments = () if options is None else (_read(policy, options, options_of(cls), given),)
+    try:
+        return cls(*arguments)
+    except Exception as error:
+        raise ProfileError(f"policy {policy!r} cannot be used: {error}") from error
+
+
+def _read(
+    policy: str, options: type, known: tuple[Option, ...], given: Mapping[str, Any]
+) -> object:
+    hints = _hints(options)
+    names = [option.name for option in known]
+    faults, values = [], {}
+    for name, value in given.items():
+        if name not in names:
+            faults.append(f"policy {policy!r}: " + unknown("option", name, names))
+            continue
+        try:
+            # Not strict: numbers and booleans may come as text from the command line
+            values[name] = msgspec.convert(value, hints[name], strict=False)
+        except msgspec.ValidationError:
+            wanted = _spelt(hints[name])
+            faults.append(f"policy {policy!r}: {name} must be {wanted}, and is {value!r}")
+    missing = [option for option in known if option.is_required and option.name not in given]
+    faults += [
+        f"policy {policy!r} needs the option {option.name}, of type {option.type}"
+        for option in missing
+    ]
+    if faults:
+        raise ProfileError(*faults)
+    try:
+        built: object = options(**values)
+    except Exception as error:
+        raise ProfileError(f"policy {policy!r} refuses its options: {error}") from error
+    return built
+
+
+def _hints(options: type) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(options)
+    except Exception as error:
+        raise ProfileError(
+            f"the annotations of {options.__qualname__} cannot be read: {error}"
+        ) from error
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default
+
+
+def _spelt(hint: Any) -> str:
+    if typing.get_origin(hint) is typing.Literal:
+        return " or ".join(repr(value) for value in typing.get_args(hint))
+    return hint.__name__ if isinstance(hint, type) and not typing.get_args(hint) else str(hint)
