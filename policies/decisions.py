@@ -93,10 +93,24 @@ class Decisions:
                 starving = answer if starving is None else starving | answer
         return np.zeros(len(waiting), dtype=bool) if starving is None else starving
 
+    def observes(self, hook: str) -> bool:
+        """Whether anybody listens to an observer hook."""
+        return bool(self._profile.observers(hook))
+
+    def on_admitted(self, admitted: RequestColumns, step: StepView) -> None:
+        """Tell every policy that listens who got a seat."""
+        for policy in self._profile.observers("on_admitted"):
+            self._try(policy, "on_admitted", _ignored, admitted=admitted, step=step)
+
+    def on_generated(self, generated: RequestColumns, step: StepView) -> None:
+        """Tell every policy that listens who got a token."""
+        for policy in self._profile.observers("on_generated"):
+            self._try(policy, "on_generated", _ignored, generated=generated, step=step)
+
     @property
     def observes_finished(self) -> bool:
         """Whether anybody listens to `on_finished`."""
-        return bool(self._profile.observers("on_finished"))
+        return self.observes("on_finished")
 
     def on_finished(self, finished: RequestColumns, step: StepView) -> None:
         """Tell every policy that listens, one by one, so that a fault of one costs only itself."""

@@ -117,6 +117,27 @@ def guard_starvation(waiting: RequestColumns, step: StepView) -> BoolArray | Non
 
 
 @hookspec
+def on_admitted(admitted: RequestColumns, step: StepView) -> None:
+    """Learn which requests got a seat in this step, and what is left of their prefill.
+
+    Called once a step, after the admissions, with at least one request, if somebody listens. Those
+    that come back from a preemption are among them: `preemptions` tells. Several choices that share
+    a prompt are one request, with its first seat. Every policy of the profile that has this hook is
+    told. A fault counts, and costs the other policies nothing. Default: nobody listens.
+    """
+
+
+@hookspec
+def on_generated(generated: RequestColumns, step: StepView) -> None:
+    """Learn which requests got a token in this step: one each, counted in `generated_tokens`.
+
+    Called once a step, in the reap, with at least one request, if somebody listens, and before
+    `on_finished` tells of those for whom it was the last. Every policy of the profile that has this
+    hook is told. A fault counts, and costs the other policies nothing. Default: nobody listens.
+    """
+
+
+@hookspec
 def on_finished(finished: RequestColumns, step: StepView) -> None:
     """Learn which requests ended, with all that they generated.
 

@@ -89,6 +89,8 @@ class Reaper:
             finished=codes,
             samples=np.arange(len(sampled)),
         )
+        if self._stores.decisions.observes("on_generated"):
+            self._tell_generated(sampled[~failed], now_s)
         self._remove(sampled, codes, now_s)
         return ended
 
@@ -189,6 +191,11 @@ class Reaper:
         for row in rows[codes[over] == FinishReason.FAILED].tolist():
             stores.pool.distrust(table.blocks(row))
         stores.remove(rows, reasons, now_s)
+
+    def _tell_generated(self, rows: Rows, now_s: float) -> None:
+        stores = self._stores
+        if len(rows):
+            stores.decisions.on_generated(stores.table.view(rows), stores.view(now_s))
 
     def _tell_policies(self, rows: Rows, now_s: float) -> None:
         stores = self._stores

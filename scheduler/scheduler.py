@@ -199,6 +199,8 @@ class Scheduler:
         if budget.spare >= 0:
             place_running(self._stores, plan, budget.running, budget.growth)
             self._admission.run(plan, budget)
+            if plan.seated and self._stores.decisions.observes("on_admitted"):
+                self._tell_admitted(plan)
 
     def _preempt(self, plan: PlanBuilder, budget: Budget) -> None:
         """Clear the deficit with just enough victims, then place who is left."""
@@ -236,6 +238,12 @@ class Scheduler:
             token_budget=self.config.max_num_batched_tokens,
             block_size=self.config.block_size,
         )
+
+    def _tell_admitted(self, plan: PlanBuilder) -> None:
+        """Tell policies who got a seat."""
+        stores = self._stores
+        admitted = stores.table.view(np.array(plan.seated, dtype=np.intp))
+        stores.decisions.on_admitted(admitted, stores.view(plan.now_s))
 
     def _leave(self, departure: Departure) -> None:
         if departure.request in self._stores.table:

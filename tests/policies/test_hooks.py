@@ -187,6 +187,57 @@ def test_hook_allow_displacement():
     assert driver.admitted == [0, 1, 0]
 
 
+class Told:
+    """An observer of admissions and tokens beside some decision."""
+
+    def __init__(self) -> None:
+        self.admitted: list[dict[int, tuple[int, int]]] = []  # request: prefill left, preemptions
+        self.generated: list[dict[int, int]] = []  # request: tokens so far
+
+    def __call__(self) -> "Told":
+        return self
+
+    @hookimpl
+    def select_victims(self, running: RequestColumns, step: StepView) -> None:
+        return None
+
+    @hookimpl
+    def on_admitted(self, admitted: RequestColumns, step: StepView) -> None:
+        facts = zip(admitted.remaining_prefill.tolist(), admitted.preemptions.tolist(), strict=True)
+        self.admitted.append(dict(zip(admitted.request.tolist(), facts, strict=True)))
+
+    @hookimpl
+    def on_generated(self, generated: RequestColumns, step: StepView) -> None:
+        counts = generated.generated_tokens.tolist()
+        self.generated.append(dict(zip(generated.request.tolist(), counts, strict=True)))
+
+
+def test_hook_on_admitted():
+    told = Told()
+    driver = driver_with(told, "select_victims")
+    driver.add(0, [1, 2, 3], n=2, max_tokens=8, ignore_eos=True)
+    driver.add(2, list(range(1, 11)), max_tokens=8, ignore_eos=True)
+    for _ in range(2):
+        driver.step()
+    driver.scheduler.preempt(2, swap=False)
+    driver.run()
+
+    # the one that came back found its two full blocks again
+    assert told.admitted == [{0: (3, 0), 2: (10, 0)}, {2: (4, 1)}]
+
+
+def test_hook_on_generated():
+    told = Told()
+    driver = driver_with(told, "select_victims")
+    driver.add(0, [1, 2, 3], n=2, max_tokens=2, ignore_eos=True)
+    driver.add(2, [4, 5], max_tokens=1)
+    driver.runner.fail.add(3)
+    driver.add(3, [6, 7], max_tokens=1)
+    driver.run()
+
+    assert told.generated == [{0: 1, 1: 1, 2: 1}, {0: 2, 1: 2}]
+
+
 def test_hook_on_finished():
     told: dict[int, int] = {}
 
