@@ -1,21 +1,23 @@
-"""The typed face of the hooks, and the only code that calls them.
+"""The typed face of the hooks: what each is given, and what its answer must be.
 
-Every answer is checked before the core sees it. A policy that raises or answers wrongly costs
-itself the decision, not the service: the default decides for this step and `faults` rises.
+Every answer is checked before the core sees it. A policy that fails costs itself the decision, not
+the service: the default decides (`policies.runner`). Should the default fail too, zeros do, which
+no hook's reader can be hurt by: all are equal, nothing is kept free, nobody is displaced, none is
+swapped.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import structlog
 
 from cadenza.policies.builtin import DEFAULTS
 from cadenza.policies.profile import Profile
+from cadenza.policies.runner import PolicyRunner
 from cadenza.policies.views import (
     BoolArray,
     FloatArray,
@@ -25,38 +27,55 @@ from cadenza.policies.views import (
     StepView,
 )
 
-Check = Callable[[Any], npt.NDArray[Any]]
-T = TypeVar("T")
-
-_log = structlog.get_logger(__name__)
+_Check = Callable[[int, Any], npt.NDArray[Any] | None]
 
 
 class AnswerError(Exception):
     """A hook answered with something that cannot be used; the message says what is wrong."""
 
 
+class _Kind(NamedTuple):
+    """What is wanted: the check of an answer against its length, and the type of its elements."""
+
+    check: _Check
+    dtype: type[np.generic]
+
+
 class Decisions:
     """Asks a profile's policies, one method a hook."""
 
-    def __init__(self, profile: Profile) -> None:
+    def __init__(self, profile: Profile, runner: PolicyRunner | None = None) -> None:
+        """Ask through `runner`; None: one of its own, without time limits."""
         self._profile = profile
-        self._faulty: set[tuple[str, str]] = set()
-        self.faults = 0
+        self._runner = runner or PolicyRunner(profile)
+        self._asked = {
+            hook: tuple(dict.fromkeys((chosen, DEFAULTS[hook])))
+            for hook, chosen in profile.names.items()
+        }
+
+    @property
+    def faults(self) -> int:
+        """Failures of policies so far, the defaults' included."""
+        return self._runner.faults
 
     def order_admissions(self, waiting: RequestColumns, step: StepView) -> FloatArray:
         """float64 [waiting], lowest first; +inf stays out of this step."""
-        return self._ask("order_admissions", _scores(len(waiting)), waiting=waiting, step=step)
+        return self._ask(
+            "order_admissions", _SCORES, len(waiting), {"waiting": waiting, "step": step}
+        )
 
     def reserve_blocks(
         self, running: RequestColumns, candidates: RequestColumns, step: StepView
     ) -> IntArray:
         """int64 [candidates + 1], blocks to keep free after the first k candidates entered."""
-        check = _counts(len(candidates) + 1)
-        return self._ask("reserve_blocks", check, running=running, candidates=candidates, step=step)
+        arguments = {"running": running, "candidates": candidates, "step": step}
+        return self._ask("reserve_blocks", _COUNTS, len(candidates) + 1, arguments)
 
     def select_victims(self, running: RequestColumns, step: StepView) -> FloatArray:
         """float64 [running], lowest is preempted first."""
-        return self._ask("select_victims", _scores(len(running)), running=running, step=step)
+        return self._ask(
+            "select_victims", _SCORES, len(running), {"running": running, "step": step}
+        )
 
     @property
     def may_displace(self) -> bool:
@@ -68,27 +87,23 @@ class Decisions:
         self, candidate: RequestColumns, running: RequestColumns, step: StepView
     ) -> FloatArray:
         """float64 [running], above 0 allows it. Both infinities are answers: surely, and never."""
-        return self._ask(
-            "allow_displacement",
-            _margins(len(running)),
-            candidate=candidate,
-            running=running,
-            step=step,
-        )
+        arguments = {"candidate": candidate, "running": running, "step": step}
+        return self._ask("allow_displacement", _MARGINS, len(running), arguments)
 
     def choose_preemption(
         self, victims: RequestColumns, costs: PreemptionCosts, step: StepView
     ) -> BoolArray:
         """bool [victims], True wants a swap."""
-        check = _mask(len(victims))
-        return self._ask("choose_preemption", check, victims=victims, costs=costs, step=step)
+        arguments = {"victims": victims, "costs": costs, "step": step}
+        return self._ask("choose_preemption", _MASK, len(victims), arguments)
 
     def guard_starvation(self, waiting: RequestColumns, step: StepView) -> BoolArray:
         """bool [waiting], True where any guard sees starvation."""
         starving: BoolArray | None = None
+        check = partial(_check_alone, len(waiting))
+        arguments = {"waiting": waiting, "step": step}
         for guard in self._profile.guards:
-            check = _alone(_mask(len(waiting)))
-            answer = self._try(guard, "guard_starvation", check, waiting=waiting, step=step)
+            answer = self._runner.ask(guard, "guard_starvation", check, arguments)
             if answer is not None:
                 starving = answer if starving is None else starving | answer
         return np.zeros(len(waiting), dtype=bool) if starving is None else starving
@@ -99,13 +114,11 @@ class Decisions:
 
     def on_admitted(self, admitted: RequestColumns, step: StepView) -> None:
         """Tell every policy that listens who got a seat."""
-        for policy in self._profile.observers("on_admitted"):
-            self._try(policy, "on_admitted", _ignored, admitted=admitted, step=step)
+        self._tell("on_admitted", {"admitted": admitted, "step": step})
 
     def on_generated(self, generated: RequestColumns, step: StepView) -> None:
         """Tell every policy that listens who got a token."""
-        for policy in self._profile.observers("on_generated"):
-            self._try(policy, "on_generated", _ignored, generated=generated, step=step)
+        self._tell("on_generated", {"generated": generated, "step": step})
 
     @property
     def observes_finished(self) -> bool:
@@ -113,46 +126,24 @@ class Decisions:
         return self.observes("on_finished")
 
     def on_finished(self, finished: RequestColumns, step: StepView) -> None:
-        """Tell every policy that listens, one by one, so that a fault of one costs only itself."""
-        for policy in self._profile.observers("on_finished"):
-            self._try(policy, "on_finished", _ignored, finished=finished, step=step)
+        """Tell every policy that listens who ended."""
+        self._tell("on_finished", {"finished": finished, "step": step})
 
-    def _ask(self, hook: str, check: Check, **arguments: Any) -> npt.NDArray[Any]:
-        answer = self._try(self._profile.names[hook], hook, check, **arguments)
-        if answer is None:
-            return check(self._call(DEFAULTS[hook], hook, arguments))
-        return answer
+    def _tell(self, hook: str, arguments: dict[str, Any]) -> None:
+        """One by one, so that a fault of one costs only itself."""
+        for policy in self._profile.observers(hook):
+            self._runner.ask(policy, hook, _ignore, arguments)
 
-    def _try(
-        self, policy: str, hook: str, check: Callable[[Any], T | None], **arguments: Any
-    ) -> T | None:
-        """What one policy answers; None if it has no opinion, or if it failed."""
-        try:
-            answer = self._call(policy, hook, arguments)
-            return None if answer is None else check(answer)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
-            # The boundary between foreign code and the core: SystemExit too stays here.
-            self._count_fault(policy, hook, error)
-            return None
-
-    def _call(self, policy: str, hook: str, arguments: dict[str, Any]) -> Any:
-        """Call one policy with costs of its own, as an array's shape can be set by whoever has it.
-
-        Columns are new arrays whenever they are read.
-        """
-        costs = arguments.get("costs")
-        if costs is not None:
-            arguments = {**arguments, "costs": replace(costs)}
-        return self._profile.caller(hook, policy)(**arguments)
-
-    def _count_fault(self, policy: str, hook: str, error: BaseException) -> None:
-        """Log the first fault of each policy in each hook; a broken one would fill the log."""
-        self.faults += 1
-        if (policy, hook) not in self._faulty:
-            self._faulty.add((policy, hook))
-            _log.warning("policy fault", hook=hook, policy=policy, error=repr(error))
+    def _ask(
+        self, hook: str, kind: _Kind, length: int, arguments: dict[str, Any]
+    ) -> npt.NDArray[Any]:
+        """What the chosen policy answers, or else the default, or else zeros."""
+        check = partial(kind.check, length)
+        for policy in self._asked[hook]:
+            answer = self._runner.ask(policy, hook, check, arguments)
+            if answer is not None:
+                return answer
+        return np.zeros(length, kind.dtype)
 
 
 def _array(answer: Any, length: int, kinds: str, what: str) -> npt.NDArray[Any]:
@@ -166,54 +157,44 @@ def _array(answer: Any, length: int, kinds: str, what: str) -> npt.NDArray[Any]:
     return answer
 
 
-def _scores(length: int) -> Check:
-    def check(answer: Any) -> FloatArray:
-        scores = _array(answer, length, "fiu", "scores").astype(np.float64)
-        if not scores.min(initial=np.inf) > -np.inf:  # the least of any and NaN is NaN
-            raise AnswerError("scores must not be NaN or -inf")
-        return scores
-
-    return check
+def _check_scores(length: int, answer: Any) -> FloatArray:
+    scores = _array(answer, length, "fiu", "scores").astype(np.float64)
+    if not scores.min(initial=np.inf) > -np.inf:  # the least of any and NaN is NaN
+        raise AnswerError("scores must not be NaN or -inf")
+    return scores
 
 
-def _margins(length: int) -> Check:
-    def check(answer: Any) -> FloatArray:
-        margins = _array(answer, length, "fiu", "margins").astype(np.float64)
-        if np.isnan(margins).any():
-            raise AnswerError("margins must not be NaN")
-        return margins
-
-    return check
+def _check_margins(length: int, answer: Any) -> FloatArray:
+    margins = _array(answer, length, "fiu", "margins").astype(np.float64)
+    if np.isnan(margins).any():
+        raise AnswerError("margins must not be NaN")
+    return margins
 
 
-def _counts(length: int) -> Check:
-    def check(answer: Any) -> IntArray:
-        counts = _array(answer, length, "iu", "whole numbers").astype(np.int64)
-        if (counts < 0).any():
-            raise AnswerError("counts must not be negative")
-        return counts
-
-    return check
+def _check_counts(length: int, answer: Any) -> IntArray:
+    counts = _array(answer, length, "iu", "whole numbers").astype(np.int64)
+    if (counts < 0).any():
+        raise AnswerError("counts must not be negative")
+    return counts
 
 
-def _mask(length: int) -> Check:
-    def check(answer: Any) -> BoolArray:
-        return _array(answer, length, "b", "booleans").copy()
-
-    return check
+def _check_mask(length: int, answer: Any) -> BoolArray:
+    return _array(answer, length, "b", "booleans").copy()
 
 
-def _alone(check: Check) -> Callable[[Any], npt.NDArray[Any] | None]:
+def _check_alone(length: int, answers: Any) -> BoolArray | None:
     """For a union, whose answers pluggy puts in a list: here of one policy's answer, or empty."""
-
-    def checked(answers: Any) -> npt.NDArray[Any] | None:
-        if not answers:
-            return None
-        (answer,) = answers
-        return check(answer)
-
-    return checked
+    if not answers:
+        return None
+    (answer,) = answers
+    return _check_mask(length, answer)
 
 
-def _ignored(answer: Any) -> None:
+def _ignore(answer: Any) -> None:
     """What an observer returns means nothing."""
+
+
+_SCORES = _Kind(_check_scores, np.float64)
+_MARGINS = _Kind(_check_margins, np.float64)
+_COUNTS = _Kind(_check_counts, np.int64)
+_MASK = _Kind(_check_mask, np.bool_)

@@ -1,6 +1,7 @@
 """Every answer is checked, and a policy that fails costs itself the decision only."""
 
 from asyncio import CancelledError
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -327,8 +328,9 @@ def test_a_policy_keeps_no_hand_on_its_answer():
 def test_a_fault_is_logged_once_and_counted_always():
     decisions = decisions_with(Raises, "order_admissions")
     with capture_logs() as logs:
-        for _ in range(3):
-            decisions.order_admissions(WAITING, STEP)
+        for step_id in range(3):
+            step = replace(STEP, step_id=step_id, now_s=40.0 * step_id)
+            decisions.order_admissions(WAITING, step)
 
     assert decisions.faults == 3
     assert [entry["event"] for entry in logs] == ["policy fault"]
