@@ -3,9 +3,10 @@
 import pluggy
 
 PROJECT = "cadenza"
-# Semantic: 0.3 may change a hook in a way that breaks policies for 0.2, 0.2.1 may not. For authors
-# to read: nothing checks yet which version a policy was written for.
-HOOKSPEC_VERSION = "0.2.0"
+# Semantic: 0.3 may change a hook in a way that breaks policies for 0.2, 0.2.1 may not. A policy
+# that says `requires_hookspec = ">=0.2,<0.3"` is refused where that does not hold.
+# 0.2.1: tenants, targets, deadlines and waits as columns.
+HOOKSPEC_VERSION = "0.2.1"
 
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
