@@ -106,6 +106,8 @@ def _is_module(name: str) -> bool:
         return importlib.util.find_spec(name) is not None
     except (ImportError, ValueError):
         return False
+    except Exception:  # of a parent package that fails to import: registering it says how
+        return True
 
 
 def _faults_in_use(name: str, catalog: Catalog) -> tuple[str, ...]:
