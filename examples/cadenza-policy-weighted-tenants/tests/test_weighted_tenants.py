@@ -1,0 +1,80 @@
+"""The policy alone, and in a scheduler with a runner that needs no model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from cadenza_policy_weighted_tenants import WeightedTenants
+
+from cadenza.policies import RequestColumns
+from cadenza.policies.discovery import discover
+from cadenza.testing.driver import Driver
+
+STEP: Any = None  # the policy does not look at it
+
+
+def waiting(tenants: dict[int, int], admitted: tuple[int, ...] = ()) -> RequestColumns:
+    """These requests, by number, with their tenants; some have been admitted before."""
+    columns = {
+        "request": np.array(list(tenants), dtype=np.int64),
+        "tenant": np.array(list(tenants.values()), dtype=np.int64),
+        "admission": np.array([0 if each in admitted else -1 for each in tenants]),
+    }
+    return RequestColumns(columns, np.arange(len(tenants)))
+
+
+def policy(**options: float) -> WeightedTenants:
+    return WeightedTenants(WeightedTenants.Options(**options))
+
+
+def test_every_tenant_has_a_first_turn_and_a_second():
+    scores = policy().order_admissions(waiting({0: 1, 1: 1, 2: 2, 3: 1, 4: 2}), STEP)
+
+    assert scores.tolist() == [1, 2, 1, 3, 2]
+
+
+def test_requests_without_a_tenant_weigh_less():
+    scores = policy(anonymous_weight=0.5).order_admissions(waiting({0: 0, 1: 0, 2: 1}), STEP)
+
+    assert scores.tolist() == [2, 4, 1]
+
+
+def test_a_turn_is_kept_and_who_comes_late_gets_none_of_the_past():
+    mine = policy()
+    mine.order_admissions(waiting({0: 1, 1: 1, 2: 1}), STEP)
+
+    scores = mine.order_admissions(waiting({2: 1, 3: 2}), STEP)
+
+    assert scores.tolist() == [3, 4]
+
+
+def test_who_was_preempted_goes_first():
+    scores = policy().order_admissions(waiting({0: 1, 1: 2}, admitted=(1,)), STEP)
+
+    assert scores.tolist() == [1, 0]
+
+
+def test_an_empty_queue_has_no_scores():
+    assert policy().order_admissions(waiting({}), STEP).tolist() == []
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_weight_is_above_nothing_and_finite(weight: float):
+    with pytest.raises(ValueError, match="anonymous_weight"):
+        WeightedTenants.Options(anonymous_weight=weight)
+
+
+def admitted(chosen: dict[str, str]) -> list[int]:
+    """Who is admitted, in order, of four requests of tenant a, one of nobody, and two of b."""
+    driver = Driver(discover(allowed=["weighted-tenants"]).profile(chosen), max_num_seqs=1)
+    for request, tenant in enumerate(["a", "a", "a", "a", "", "b", "b"]):
+        driver.add(request, [1, 2, 3], max_tokens=1, tenant=tenant)
+    driver.run()
+    return driver.admitted
+
+
+def test_installed_and_chosen_it_decides_the_order():
+    assert admitted({}) == [0, 1, 2, 3, 4, 5, 6]
+    assert admitted({"order_admissions": "weighted-tenants"}) == [0, 5, 1, 6, 2, 3, 4]
