@@ -1,17 +1,29 @@
 """The policies that come with Cadenza, one a file, by the name a profile gives."""
 
 from cadenza.policies.builtin.bounded_overtake import BoundedOvertake
+from cadenza.policies.builtin.cheapest import Cheapest
 from cadenza.policies.builtin.cost_model import CheapestWayBack
+from cadenza.policies.builtin.edf import Edf
+from cadenza.policies.builtin.fair_share import FairShare
 from cadenza.policies.builtin.fcfs import Fcfs
+from cadenza.policies.builtin.fewest_generated import FewestGenerated
+from cadenza.policies.builtin.hrrn import Hrrn
+from cadenza.policies.builtin.least_laxity import LeastLaxity
 from cadenza.policies.builtin.lowest_priority import LowestPriority
+from cadenza.policies.builtin.max_wait import MaxWait
+from cadenza.policies.builtin.mlfq import Mlfq
 from cadenza.policies.builtin.new_token_ratio import NewTokenRatio
 from cadenza.policies.builtin.newest import Newest
 from cadenza.policies.builtin.no_evict import NoEvict
 from cadenza.policies.builtin.no_reservation import NoReservation
 from cadenza.policies.builtin.nobody import Nobody
 from cadenza.policies.builtin.past_future import PastFuture
+from cadenza.policies.builtin.prefix_aware import PrefixAware
+from cadenza.policies.builtin.prefix_fair import PrefixFair
 from cadenza.policies.builtin.priority import Priority
 from cadenza.policies.builtin.recompute import Recompute
+from cadenza.policies.builtin.shortest_prefill import ShortestPrefill
+from cadenza.policies.builtin.srpt_limited import SrptLimited
 from cadenza.policies.builtin.strict_priority import StrictPriority
 from cadenza.policies.builtin.swap import Swap
 
@@ -19,17 +31,29 @@ BUILTIN: dict[str, type] = {
     policy.name: policy
     for policy in (
         BoundedOvertake,
+        Cheapest,
         CheapestWayBack,
+        Edf,
+        FairShare,
         Fcfs,
+        FewestGenerated,
+        Hrrn,
+        LeastLaxity,
         LowestPriority,
+        MaxWait,
+        Mlfq,
         NewTokenRatio,
         Newest,
         NoEvict,
         NoReservation,
         Nobody,
         PastFuture,
+        PrefixAware,
+        PrefixFair,
         Priority,
         Recompute,
+        ShortestPrefill,
+        SrptLimited,
         StrictPriority,
         Swap,
     )
@@ -48,17 +72,29 @@ __all__ = [
     "BUILTIN",
     "DEFAULTS",
     "BoundedOvertake",
+    "Cheapest",
     "CheapestWayBack",
+    "Edf",
+    "FairShare",
     "Fcfs",
+    "FewestGenerated",
+    "Hrrn",
+    "LeastLaxity",
     "LowestPriority",
+    "MaxWait",
+    "Mlfq",
     "NewTokenRatio",
     "Newest",
     "NoEvict",
     "NoReservation",
     "Nobody",
     "PastFuture",
+    "PrefixAware",
+    "PrefixFair",
     "Priority",
     "Recompute",
+    "ShortestPrefill",
+    "SrptLimited",
     "StrictPriority",
     "Swap",
 ]

@@ -1,6 +1,6 @@
-"""The rules of the built-in orders, victims, displacements and guards, on hand-made columns.
+"""The rules of the default policies and their simplest kin, on hand-made columns.
 
-Reservations and ways to preempt have files of their own.
+Other orders, reservations, and ways to preempt have files of their own.
 """
 
 import numpy as np
@@ -13,7 +13,6 @@ from cadenza.policies.builtin import (
     LowestPriority,
     Newest,
     Nobody,
-    Priority,
     StrictPriority,
 )
 from cadenza.policies.builtin.bounded_overtake import MAX_OVERTAKES
@@ -28,13 +27,6 @@ def test_every_policy_goes_by_its_own_name():
 
 def test_fcfs_scores_by_arrival():
     assert Fcfs().order_admissions(columns(arrival=[4, 2]), STEP).tolist() == [4.0, 2.0]
-
-
-def test_priority_admits_the_lowest_number_first_and_leaves_ties_to_arrival():
-    scores = Priority().order_admissions(columns(priority=[5, -1, 0, 5]), STEP)
-
-    assert np.argsort(scores, kind="stable").tolist() == [1, 2, 0, 3]
-    assert scores[0] == scores[3]
 
 
 def test_newest_scores_the_latest_admission_lowest():

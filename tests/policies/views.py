@@ -50,3 +50,43 @@ def requests(
 
 
 NOBODY = requests([])
+
+_PLAIN: dict[str, Any] = {
+    "arrival_s": 0.0,
+    "waits_since_s": 0.0,
+    "last_run_s": 0.0,
+    "priority": 0,
+    "tenant": 0,
+    "deadline_s": np.inf,
+    "ttft_target_s": np.inf,
+    "tpot_target_s": np.inf,
+    "prompt_tokens": 10,
+    "computed_tokens": 0,
+    "cached_tokens": 0,
+    "host_tokens": 0,
+    "generated_tokens": 0,
+    "max_tokens": 100,
+    "predicted_tokens": 0,
+    "next_block_key": 0,
+    "blocks_held": 0,
+    "admission": -1,
+    "preemptions": 0,
+    "overtakes": 0,
+}
+
+
+def whole(**values: list[Any]) -> RequestColumns:
+    """These columns, and all others as of requests that have just arrived one after another."""
+    num = len(next(iter(values.values())))
+    plain: dict[str, list[Any]] = {name: [value] * num for name, value in _PLAIN.items()}
+    plain |= {"arrival": list(range(num)), "request": list(range(num))} | values
+    if "num_tokens" not in plain:
+        lengths = zip(plain["prompt_tokens"], plain["generated_tokens"], strict=True)
+        plain["num_tokens"] = [sum(both) for both in lengths]
+    return columns(**plain)
+
+
+def order_of(scores: np.ndarray, waiting: RequestColumns) -> list[int]:
+    """Indices as they would be admitted; those that are kept out are not among them."""
+    order = np.lexsort((waiting.arrival, scores))
+    return [index for index in order.tolist() if scores[index] < np.inf]

@@ -1,0 +1,72 @@
+"""Counting by tenant. For policies to share."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from cadenza.policies.views import FloatArray, IntArray
+
+Indices = npt.NDArray[np.intp]
+
+
+class Ledger:
+    """One figure a tenant, 0 at first."""
+
+    def __init__(self) -> None:
+        self._figures = np.zeros(64)
+
+    def upto(self, tenant: int) -> FloatArray:
+        """The figures by tenant, at least up to this one. To be changed in place."""
+        if tenant >= len(self._figures):
+            more = np.zeros(2 * tenant + 1 - len(self._figures))
+            self._figures = np.concatenate((self._figures, more))
+        return self._figures
+
+    def add(self, tenants: IntArray, amounts: FloatArray) -> None:
+        """Add to the figures of these tenants, which may come several times."""
+        if len(tenants):
+            sums = np.bincount(tenants, amounts)
+            self.upto(len(sums))[: len(sums)] += sums
+
+
+class Backlog:
+    """Lifts the figures of tenants that begin to wait to where those are that wait already.
+
+    Whoever waits is served in the order of the figures, so that what a tenant did not ask for in
+    the past is not owed to it. If nobody goes on waiting, those that waited last stand for them, by
+    what they have been served up to now: what they were given meanwhile, nobody else wanted.
+    """
+
+    def __init__(self) -> None:
+        self._waited = np.empty(0, dtype=np.int64)  # tenants, when last looked at
+        self._level = 0.0  # never falls
+
+    def lift(self, tenants: IntArray, figures: FloatArray) -> None:
+        """Change the figures in place; `tenants` are those that wait now, each once."""
+        stay = np.isin(tenants, self._waited)
+        others = tenants[stay] if stay.any() else self._waited
+        if len(others):
+            self._level = max(self._level, float(figures[others].min()))
+        new = tenants[~stay]
+        figures[new] = np.maximum(figures[new], self._level)
+        self._waited = tenants
+
+
+def by(keys: IntArray, order: Indices) -> Indices:
+    """`order`, sorted by `keys`, none negative; equals stay as they are."""
+    if keys.max(initial=0) <= 0xFFFF:
+        keys = keys.astype(np.uint16)  # of which NumPy sorts 10,000 in 0.06 ms; of int64 in 0.7 ms
+    return order[keys[order].argsort(kind="stable")]
+
+
+def ahead(tenants: IntArray, order: Indices, costs: IntArray) -> IntArray:
+    """For each request, the costs of those of its tenant that come earlier in `order`."""
+    order = by(tenants, order)
+    ordered, own = tenants[order], costs[order]
+    before = own.cumsum() - own
+    starts = np.append(True, ordered[1:] != ordered[:-1])[: len(order)].nonzero()[0]
+    before -= before[starts].repeat(np.diff(np.append(starts, len(order))))
+    left = np.empty_like(before)
+    left[order] = before
+    return left
