@@ -132,7 +132,7 @@ class PolicyOptions:
     """Which policies decide, and where others than the built-in ones are found."""
 
     scheduling_policy: Annotated[str | None, Policies] = None
-    """A preset: fcfs, priority or vllm-like."""
+    """A preset: fcfs, priority, prefix-aware, fair-share, slo or vllm-like."""
 
     policy: Annotated[tuple[str, ...], Policies, Parameter(negative=())] = ()
     """DECISION=POLICY or DECISION=POLICY:key=value,...; may be given several times."""

@@ -39,7 +39,7 @@ def report_all(flags: PolicyOptions, *, as_json: bool) -> int:
         sys.stdout.write(f"{json.dumps(report, indent=2)}\n")
     else:
         rows = [_row(name, each, active.get(name, [])) for name, each in found]
-        _write_table([("POLICY", "HOOKS", "FROM", "HOOKSPEC", "DECIDES"), *rows])
+        _write_table([("POLICY", "FROM", "HOOKSPEC", "DECIDES", "HOOKS"), *rows])
     return 0
 
 
@@ -146,7 +146,7 @@ def _record(name: str, found: Found, active: Sequence[str]) -> dict[str, object]
 def _row(name: str, found: Found, active: Sequence[str]) -> tuple[str, ...]:
     hooks = ", ".join(hooks_of(found.cls))
     decides = ", ".join(SHORT.get(hook, hook) for hook in active)
-    return name, hooks, _source(found), _requires(found), decides or "-"
+    return name, _source(found), _requires(found), decides or "-", hooks
 
 
 def _source(found: Found) -> str:

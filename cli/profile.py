@@ -32,15 +32,14 @@ def configure(flags: PolicyOptions, environment: Mapping[str, str] = os.environ)
         ProfileError: everything that is wrong with it, with the flags and with plugins.
     """
     choices = choose(flags.scheduling_policy, flags.policy_file, flags.policy)
-    plugins_dir = flags.plugins_dir and flags.plugins_dir.absolute()
     allowed = allowed_plugins(environment)
     trace = environment.get(TRACE, "") not in ("", "0")
-    catalog = discover(plugins_dir, allowed)
+    catalog = discover(flags.plugins_dir, allowed)
     profile = catalog.profile(choices.chosen, choices.options, trace=trace, faults=choices.faults)
     config = PolicyConfig(
         chosen=dict(choices.chosen),
         options={policy: dict(options) for policy, options in choices.options.items()},
-        plugins_dir=None if plugins_dir is None else str(plugins_dir),
+        plugins_dir=None if flags.plugins_dir is None else str(flags.plugins_dir.absolute()),
         plugins=allowed,
         trace=trace,
     )

@@ -27,6 +27,18 @@ PRESETS: dict[str, Preset] = {
             "victims": "lowest-priority",
         },
     ),
+    "prefix-aware": Preset(
+        summary="the longest cached prefix first; of equal prompts one goes ahead of the others",
+        decisions={"order": "prefix-aware"},
+    ),
+    "fair-share": Preset(
+        summary="tenants get the same service, whatever they send",
+        decisions={"order": "fair-share"},
+    ),
+    "slo": Preset(
+        summary="the earliest due first, by deadlines and by targets for tokens",
+        decisions={"order": "edf"},
+    ),
     "vllm-like": Preset(
         summary="as vLLM decides: no reservation, no watermark, the newest is recomputed",
         decisions={

@@ -10,6 +10,7 @@ import pytest
 
 from cadenza.cli.main import app, main
 from cadenza.cli.options import PolicyOptions, ServeOptions
+from cadenza.policies.presets import PRESETS
 
 OWNERS = {
     field.name: owner
@@ -45,6 +46,12 @@ def test_every_flag_says_what_it_does(field: str):
     assert argument.parameter.help == description(field)
     assert len(argument.parameter.help) > len(field)
     assert argument.parameter.help.endswith(".")
+
+
+def test_the_help_names_every_preset():
+    words = description("scheduling_policy").replace(",", "").replace(".", "").split()
+
+    assert {*PRESETS} <= {*words}
 
 
 def description(field: str) -> str:

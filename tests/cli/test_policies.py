@@ -109,9 +109,9 @@ def test_the_list_is_a_table_for_people(capsys: pytest.CaptureFixture[str]):
     out, _ = run(capsys, "list", "--policy", "order=priority")
 
     header, *rows = (line.split() for line in out.splitlines())
-    assert header == ["POLICY", "HOOKS", "FROM", "HOOKSPEC", "DECIDES"]
-    assert ["priority", "order_admissions", "built", "in", "any", "order"] in rows
-    assert ["fcfs", "order_admissions", "built", "in", "any", "-"] in rows
+    assert header == ["POLICY", "FROM", "HOOKSPEC", "DECIDES", "HOOKS"]
+    assert ["priority", "built", "in", "any", "order", "order_admissions"] in rows
+    assert ["fcfs", "built", "in", "any", "-", "order_admissions"] in rows
 
 
 def test_a_wrong_profile_is_told_whole_and_is_status_2(capsys: pytest.CaptureFixture[str]):

@@ -273,7 +273,7 @@ def test_guards_and_observers_may_be_several():
 
 
 def test_who_observes_nothing_is_no_observer():
-    with pytest.raises(ProfileError, match="'fcfs' does not observe anything; these do: .*past"):
+    with pytest.raises(ProfileError, match=r"'fcfs' does not observe anything; these do: .*past"):
         Profile({"observer": "fcfs"})
 
 

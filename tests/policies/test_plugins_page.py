@@ -1,0 +1,119 @@
+"""docs/plugins.md, executed from top to bottom in one folder."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cadenza.cli import serve
+from cadenza.cli.main import main
+from cadenza.policies.choices import DECISIONS
+from cadenza.policies.presets import PRESETS
+from tests.policies.plugins import install
+
+PAGE = Path(__file__).parents[2] / "docs" / "plugins.md"
+BLOCK = re.compile(r"(?:<!-- file: (\S+) -->\n)?```(\w+)\n(.*?)```\n", re.DOTALL)
+COMMAND = re.compile(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
+
+
+class Front:
+    """In place of the service, whose configuration has been checked when it gets here."""
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    async def run(self) -> None:
+        return None
+
+
+@pytest.fixture
+def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Reader:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    monkeypatch.setattr(serve, "Front", Front)
+    monkeypatch.setattr(serve, "start_engine", lambda: None)
+    monkeypatch.setattr(serve, "load_tokenizer", lambda path: None)
+    monkeypatch.setattr(serve, "configure_logging", lambda level: None)
+    (tmp_path / "site").mkdir()
+    return Reader(tmp_path, monkeypatch)
+
+
+class Reader:
+    """Does what a reader of the page does."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._folder = folder
+        self._monkeypatch = monkeypatch
+
+    def write(self, name: str, content: str) -> None:
+        file = self._folder / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(content)
+
+    def type(self, line: str, capsys: pytest.CaptureFixture[str]) -> str:
+        """What a command line writes."""
+        words = shlex.split(line)
+        if words[:2] == ["pip", "install"]:
+            self._install(self._folder / words[2])
+            return ""
+        with self._monkeypatch.context() as patch:
+            patch.setenv("CADENZA_PLUGINS", "acme-policies" if self._is_installed else "")
+            while "=" in words[0]:
+                patch.setenv(*words.pop(0).split("=", 1))
+            assert words[0] == "cadenza"
+            with pytest.raises(SystemExit):
+                main(words[1:])
+        said = capsys.readouterr()
+        return said.out.replace("Loading SmolLM2-135M-Instruct\n", "") + said.err
+
+    @property
+    def _is_installed(self) -> bool:
+        return any((self._folder / "site").iterdir())
+
+    def _install(self, package: Path) -> None:
+        project = tomllib.loads((package / "pyproject.toml").read_text())["project"]
+        modules = {file.stem: file.read_text() for file in package.glob("*.py")}
+        points = project["entry-points"]["cadenza"]
+        install(self._folder / "site", project["name"], points, modules)
+
+
+def test_every_example_works(
+    reader: Reader, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    blocks = BLOCK.findall(PAGE.read_text())
+    assert len(blocks) == PAGE.read_text().count("```") // 2
+
+    for file, language, content in blocks:
+        if file:
+            reader.write(file, content)
+        elif language == "console":
+            for line, expected in COMMAND.findall(content):
+                assert matches(expected, reader.type(line, capsys)), line
+        else:
+            assert language == "python"
+            exec(compile(content, str(PAGE), "exec"), {"__name__": "example"})
+    sys.modules.pop("acme_policies", None)
+
+
+def matches(expected: str, written: str) -> bool:
+    """Whether this was written: `...` stands for anything, and columns may be wider or narrower."""
+    pattern = re.escape(_narrow(expected)).replace(re.escape("..."), ".*")
+    return re.fullmatch(pattern, _narrow(written), re.DOTALL) is not None
+
+
+def _narrow(text: str) -> str:
+    return re.sub(" +", " ", text)
+
+
+def test_the_page_has_every_decision_and_preset():
+    page = PAGE.read_text()
+
+    assert all(f"`{preset}`" in page for preset in PRESETS)
+
+    for short, hook in DECISIONS.items():
+        assert re.search(rf"^\| `{short}` \| .*{hook if hook != 'observer' else 'on_'}", page, re.M)
