@@ -10,6 +10,7 @@ What Python cannot interrupt, one long call of C code, no guard ends: see `polic
 
 from __future__ import annotations
 
+import _thread
 import signal
 import time
 from collections.abc import Callable
@@ -22,8 +23,7 @@ T = TypeVar("T")
 # policy its state and win nothing; nor may one that sleeps go on for ever.
 PATIENCE_S = 0.050
 
-_POLL_S = 1e-3  # between looks at one that was not interrupted at once
-_SHORTEST_S = 1e-5  # between interruptions of one that swallows them
+_POLL_S = 1e-3  # between looks at one that had no time yet
 _FRESH_S = 1e-3  # for so long a sample of the CPU clock serves
 
 
@@ -60,13 +60,26 @@ class _Overrun(BaseException):
     """Raised where the call happens to be."""
 
 
+class _Again:
+    """`again[number]` makes a signal pending, and Python looks for signals only after that.
+
+    It looks at the start of a function, at jumps back, and after a call; had this been written as
+    a call, its signal would be seen in the handler that sends it.
+    """
+
+    __getitem__ = staticmethod(_thread.interrupt_main)
+
+
+_again = _Again()
+
+
 class SignalGuard:
     """Breaks Python code and sleeps in the main thread.
 
     A call is interrupted once its thread has computed for the limit, or once PATIENCE_S have gone
-    by. One that swallows the interruption is interrupted again, at ever shorter intervals, until
-    one falls where it is not swallowed. A late signal does nothing: the handler raises only inside
-    of the call, and `run` itself is outside.
+    by. The next interruption is pending then, so that one that swallows the first meets another
+    where it goes on, outside of what caught it, and so on until nothing catches. A late signal does
+    nothing: the handler raises only inside of the call, and `run` itself is outside.
 
     Used as a context manager, which takes SIGALRM and gives it back.
     """
@@ -77,7 +90,7 @@ class SignalGuard:
         self._started_s = 0.0
         self._sampled_s = float("-inf")
         self._cpu_s = 0.0
-        self._interval_s = 0.0  # 0: not interrupted
+        self._interrupted = False
 
     def __enter__(self) -> SignalGuard:
         """Take the signal.
@@ -102,15 +115,19 @@ class SignalGuard:
         now_s = time.monotonic()
         if now_s - self._sampled_s > _FRESH_S:
             self._sampled_s, self._cpu_s = now_s, time.thread_time()
-        self._started_s, self._limit_s, self._interval_s = now_s, limit_s, 0.0
+        self._started_s, self._limit_s, self._interrupted = now_s, limit_s, False
         signal.setitimer(signal.ITIMER_REAL, limit_s, _POLL_S)
         try:
             answer = call(*arguments)
-        except _Overrun:
-            pass  # gone before the timer is, with all finalizers of the frames that it held
+        except KeyboardInterrupt:
+            raise
+        except BaseException:
+            # Gone before the timer is, with all finalizers of the frames that it held
+            if not self._interrupted:
+                raise
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0.0)
-        if self._interval_s:
+        if self._interrupted:
             raise Interrupted
         return answer
 
@@ -121,16 +138,20 @@ class SignalGuard:
     def _on_alarm(self, number: int, frame: FrameType | None) -> None:
         if not _is_in_call(frame):
             return
-        if self.cpu_s() < self._limit_s and time.monotonic() - self._started_s < PATIENCE_S:
+        if not self._interrupted and not self._is_over():
             return
-        self._interval_s = max((self._interval_s or _POLL_S) / 2, _SHORTEST_S)
-        signal.setitimer(signal.ITIMER_REAL, self._interval_s, self._interval_s)
+        self._interrupted = True
+        _again[signal.SIGALRM]
         raise _Overrun
+
+    def _is_over(self) -> bool:
+        elapsed_s = time.monotonic() - self._started_s
+        return elapsed_s >= PATIENCE_S or self.cpu_s() >= self._limit_s
 
 
 def _is_in_call(frame: FrameType | None) -> bool:
-    """Whether `SignalGuard.run` waits for what `frame` does."""
-    while frame is not None:
+    """Whether `SignalGuard.run` waits for what `frame` does, which is not handling a signal."""
+    while frame is not None and frame.f_code is not _HANDLER:
         frame = frame.f_back
         if frame is not None and frame.f_code is _RUN:
             return True
@@ -138,3 +159,4 @@ def _is_in_call(frame: FrameType | None) -> bool:
 
 
 _RUN = SignalGuard.run.__code__
+_HANDLER = SignalGuard._on_alarm.__code__
