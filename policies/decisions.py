@@ -78,6 +78,11 @@ class Decisions:
         )
 
     @property
+    def overtakes_within_tenant(self) -> bool:
+        """Whether only requests of the same tenant overtake each other, as the order sees it."""
+        return self._profile.overtakes_within_tenant
+
+    @property
     def may_displace(self) -> bool:
         """False where the default, nobody, decides: then `allow_displacement` need not be asked."""
         hook = "allow_displacement"

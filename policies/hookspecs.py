@@ -38,8 +38,10 @@ def order_admissions(waiting: RequestColumns, step: StepView) -> FloatArray | No
     order. The scan ends when seats or the step's tokens are used up, and at the first request that
     lacks blocks and for which nobody makes room. One whose reader has no tokens left is passed
     over; so is one that lacks some of its seats, or whose prefill is too long for what is left of
-    the step's tokens, unless it is starving: then the scan ends there as well. Default: arrival
-    order. Stops at the first answer.
+    the step's tokens, unless it is starving: then the scan ends there as well. An order that is
+    fair among tenants has the class attribute `overtakes_within_tenant = True`: then only later
+    arrivals of its own tenant overtake a request, or a guard would help whoever sends most.
+    Default: arrival order. Stops at the first answer.
     """
 
 

@@ -89,6 +89,12 @@ class Profile:
             return self.observers(hook)
         return self.guards if hook == GUARD else (self.names[hook],)
 
+    @property
+    def overtakes_within_tenant(self) -> bool:
+        """Whether the order says so: a class attribute of its policy, False if it has none."""
+        order = self._policies[self.names["order_admissions"]]
+        return getattr(order, "overtakes_within_tenant", False) is True
+
     def observers(self, hook: str) -> tuple[str, ...]:
         """The policies that an observer hook tells, in no particular order."""
         return self._wired.observers[hook]

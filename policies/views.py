@@ -190,7 +190,10 @@ class RequestColumns:
 
     @property
     def overtakes(self) -> IntArray:
-        """Later arrivals that were admitted for the first time ahead of this waiting request."""
+        """Later arrivals that were admitted for the first time ahead of this waiting request.
+
+        Of its own tenant alone, if the order is one that is fair among tenants.
+        """
         return self._gather("overtakes")
 
 

@@ -220,6 +220,15 @@ class Admission:
         """Later arrivals that were admitted for the first time ahead of those who still wait."""
         if not fresh:
             return
+        if not self._stores.decisions.overtakes_within_tenant:
+            self._overtake(rows, arrivals, fresh)
+            return
+        tenants, entered = self._stores.table.tenant[rows], np.isin(arrivals, fresh)
+        for tenant in set(tenants[entered].tolist()):
+            own = tenants == tenant
+            self._overtake(rows[own], arrivals[own], arrivals[own & entered].tolist())
+
+    def _overtake(self, rows: Rows, arrivals: IntColumn, fresh: list[int]) -> None:
         table, earlier = self._stores.table, where(arrivals < max(fresh))
         waits = table.waits[rows[earlier]]
         behind, arrivals = rows[earlier][waits], arrivals[earlier][waits]

@@ -33,6 +33,7 @@ class FairShare:
     """
 
     name = "fair-share"
+    overtakes_within_tenant = True  # or guards would help whoever sends most
 
     @dataclass(frozen=True)
     class Options:

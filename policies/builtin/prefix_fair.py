@@ -35,6 +35,7 @@ class PrefixFair:
     """
 
     name = "prefix-fair"
+    overtakes_within_tenant = True  # or guards would help whoever sends most
 
     @dataclass(frozen=True)
     class Options:
