@@ -9,6 +9,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from packaging.utils import canonicalize_name
+
 from cadenza.cli.errors import UsageError
 from cadenza.cli.options import PolicyOptions
 from cadenza.cli.profile import allowed_plugins, configure
@@ -90,7 +92,7 @@ def _add(discovery: Discovery, target: str) -> None:
         if not path.is_file():
             raise UsageError(f"there is no file {target}")
         discovery.add_file(path)
-    elif target in installed():
+    elif canonicalize_name(target) in map(canonicalize_name, installed()):
         discovery.add_installed((target,))
     elif _is_module(target):
         discovery.add_module(target)

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from cadenza.policies.builtin import DEFAULTS
 from cadenza.policies.errors import unknown
 from cadenza.policies.presets import PRESETS, Preset
@@ -164,10 +166,22 @@ def _read_file(file: Path) -> _Layer:
             layer.faults.append(f"{file}: {decision} must be a name or a list of names")
     for policy, options in _table(layer, file, content, "options").items():
         if isinstance(options, dict):
+            layer.faults += _untransportable(file, policy, options)
             layer.give(str(file), policy, options)
         else:
             layer.faults.append(f"{file}: [options.{policy}] must be a table")
     return layer
+
+
+def _untransportable(file: Path, policy: str, options: Mapping[str, Any]) -> list[str]:
+    """Faults of values that no message holds, such as whole numbers of more than 64 bits."""
+    faults = []
+    for name, value in options.items():
+        try:
+            msgspec.msgpack.encode(value)
+        except (OverflowError, TypeError, ValueError) as error:
+            faults.append(f"{file}: [options.{policy}] {name} cannot be passed on: {error}")
+    return faults
 
 
 def _table(layer: _Layer, file: Path, content: dict[str, Any], key: str) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pluggy
+from packaging.utils import canonicalize_name
 
 from cadenza.policies import registration
 from cadenza.policies.builtin import BUILTIN
@@ -89,7 +90,7 @@ def discover(plugins_dir: Path | None = None, allowed: Collection[str] | None = 
 def installed() -> tuple[str, ...]:
     """The names that an allow-list may have: of entry points of the group, and of distributions."""
     points = entry_points(group=PROJECT)
-    return tuple(sorted({name for each in points for name in (each.name, _distribution(each))}))
+    return tuple(sorted({name for point in points for name in _names(point)}))
 
 
 class Discovery:
@@ -108,12 +109,13 @@ class Discovery:
     def add_installed(self, allowed: Collection[str] | None = None) -> None:
         """The entry points of group `cadenza`, or those whose names or distributions are given."""
         names = installed()
+        wanted = None if allowed is None else {canonicalize_name(name) for name in allowed}
         for name in allowed or ():
-            if name not in names:
+            if canonicalize_name(name) not in map(canonicalize_name, names):
                 self._faults.append(f"{ALLOW_LIST}: " + unknown("plugin", name, names))
         points = entry_points(group=PROJECT)
         for point in sorted(points, key=lambda point: (_distribution(point), point.name)):
-            if allowed is None or {point.name, _distribution(point)} & {*allowed}:
+            if wanted is None or {*map(canonicalize_name, _names(point))} & wanted:
                 self._add(point.load, _distribution(point), _version(point), point.name)
 
     def add_folder(self, folder: Path) -> None:
@@ -243,6 +245,10 @@ def _written_in(module: ModuleType) -> tuple[type, ...]:
         and not name.startswith("_")
         and is_meant_as_policy(value)
     )
+
+
+def _names(point: EntryPoint) -> tuple[str, str]:
+    return point.name, _distribution(point)
 
 
 def _distribution(point: EntryPoint) -> str:

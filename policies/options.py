@@ -52,7 +52,7 @@ def build_policy(policy: str, cls: type, given: Mapping[str, Any]) -> object:
     arguments = () if options is None else (_read(policy, options, options_of(cls), given),)
     try:
         return cls(*arguments)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ProfileError(f"policy {policy!r} cannot be used: {error}") from error
 
 

@@ -146,6 +146,7 @@ def test_wrong_flags_are_told(flags: list[str], fault: str):
         ("[decisions]\norder = 3\nvictms = 'a'", ["order must be a name", "(did you mean 'vic"]),
         ("[decisions]\norder = ['a', 'b']", ["order is decided by one policy, not by a, b"]),
         ("[options]\np = 3", ["[options.p] must be a table"]),
+        (f"[options.p]\na = {1 << 70}", ["[options.p] a cannot be passed on: "]),
     ],
 )
 def test_a_wrong_file_is_told(tmp_path: Path, text: str, faults: list[str]):

@@ -95,6 +95,15 @@ class CannotBeBuilt:
         return None
 
 
+class LeavesWhenBuilt:
+    def __init__(self) -> None:
+        raise SystemExit(3)
+
+    @hookimpl
+    def order_admissions(self, waiting: RequestColumns, step: StepView) -> None:
+        return None
+
+
 @pytest.mark.parametrize(
     ("policy", "message"),
     [
@@ -103,6 +112,7 @@ class CannotBeBuilt:
         (UnmarkedObserver, "on_finished that is not marked with @hookimpl"),
         (WrongArgument, "waiting_rows"),
         (CannotBeBuilt, "no model file"),
+        (LeavesWhenBuilt, "cannot be used: 3"),
     ],
 )
 def test_a_policy_that_cannot_work_is_refused_by_name(policy: type, message: str):
