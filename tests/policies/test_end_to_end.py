@@ -2,9 +2,12 @@
 
 import random
 
+import pytest
+
+from cadenza.policies.builtin import BUILTIN
 from cadenza.policies.profile import Profile
 from cadenza.scheduler.decisions import Cause, Preempted
-from cadenza.testing import Driver
+from cadenza.testing import Driver, oracle
 
 
 def crowd(driver: Driver, seed: int) -> None:
@@ -154,3 +157,46 @@ def test_equals_wait_for_each_other():
 
     assert driver.preempted == []
     assert driver.admitted == [0, 1, 2]
+
+
+OF_ONE_HOOK = [
+    {hook: name}
+    for hook in ("order_admissions", "select_victims", "allow_displacement", "guard_starvation")
+    for name, policy in BUILTIN.items()
+    if hasattr(policy, hook)
+]
+OF_SEVERAL = [
+    {"order_admissions": name, "allow_displacement": name} for name in ("srpt-limited", "mlfq")
+]
+
+
+@pytest.mark.parametrize("chosen", OF_ONE_HOOK + OF_SEVERAL, ids=str)
+def test_under_every_policy_a_crowd_in_a_tight_pool_gets_its_own_tokens(chosen: dict[str, str]):
+    """All have targets, tenants and shared prefixes, and nobody waits for ever."""
+    rng = random.Random(7)
+    driver = Driver(Profile({"reserve_blocks": "none", **chosen}), num_blocks=24, num_host_blocks=8)
+    prefixes = [[rng.randrange(1, 900) for _ in range(12)] for _ in range(3)]
+    prompts, lengths = {}, {}
+    for request in range(60):
+        tail = [rng.randrange(1, 900) for _ in range(rng.randrange(1, 9))]
+        prompts[request] = rng.choice((prefixes[0], prefixes[1], prefixes[2], [])) + tail
+        lengths[request] = rng.randrange(1, 16)
+        driver.add(
+            request,
+            prompts[request],
+            lengths[request],
+            ignore_eos=True,
+            priority=rng.randrange(3),
+            tenant=rng.choice(("a", "b", "")),
+            ttft_target_s=rng.choice((0.02, 0.5, float("inf"))),
+            tpot_target_s=rng.choice((0.02, float("inf"))),
+            predicted_tokens=rng.choice((0, lengths[request])),
+        )
+        if request % 3 == 0:
+            driver.step()
+    driver.run(3_000)
+
+    assert driver.decisions.faults == 0
+    assert driver.tokens == {
+        request: oracle(prompt, lengths[request]) for request, prompt in prompts.items()
+    }
