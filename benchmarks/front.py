@@ -295,7 +295,7 @@ def show(results: list[dict[str, float]]) -> None:
 
 def main() -> None:
     roles: dict[str, Callable[[list[str]], None]] = {
-        "engine": lambda arguments: Engine(socket.socket(fileno=int(arguments[-1]))).run(),
+        "engine": lambda arguments: Engine(socket.socket(fileno=int(arguments[1]))).run(),
         "client": lambda arguments: uvloop.run(read_streams(*map(int, arguments))),
     }
     role, arguments = (sys.argv[1:2] or [""])[0], sys.argv[2:]

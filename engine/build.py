@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -9,17 +10,27 @@ from pathlib import Path
 from cadenza.engine.channel import Channel
 from cadenza.engine.loop import EngineLoop
 from cadenza.engine.runner import RunnerFacts, build_runner
+from cadenza.policies.blame import Blame
 from cadenza.policies.decisions import Decisions
 from cadenza.policies.discovery import discover
+from cadenza.policies.hook_guard import HookGuard
 from cadenza.policies.profile import Profile
+from cadenza.policies.runner import PolicyRunner
 from cadenza.scheduler.config import SchedulerConfig
 from cadenza.scheduler.costs import CostModel
 from cadenza.scheduler.scheduler import Scheduler
 from cadenza.wire.messages import EngineConfig, PolicyConfig, Progress, Ready, Sampling, Submit
 
 
-def build_engine(channel: Channel, config: EngineConfig) -> EngineLoop:
+def build_engine(
+    channel: Channel,
+    config: EngineConfig,
+    guard: HookGuard | None = None,
+    blame: Blame | None = None,
+) -> EngineLoop:
     """Load everything, tell the front process that the engine is ready, and return its loop.
+
+    `guard` ends hook calls that take too long, `blame` tells others of the call under way.
 
     Raises:
         CheckpointError: the model cannot be used.
@@ -35,9 +46,10 @@ def build_engine(channel: Channel, config: EngineConfig) -> EngineLoop:
     runner, facts = build_runner(config, partial(settings_of, submits), progress)
     limits = _limits(config, facts)
     costs = CostModel(token_s=facts.token_s, copy_block_s=facts.copy_block_s)
-    scheduler = Scheduler(limits, Decisions(profile), costs)
+    asker = PolicyRunner(profile, timer=time.monotonic, guard=guard, blame=blame)
+    scheduler = Scheduler(limits, Decisions(profile, asker), costs)
     channel.send(_ready(facts, limits))
-    return EngineLoop(channel, scheduler, runner, submits)
+    return EngineLoop(channel, scheduler, runner, submits, policy_news=asker.take_news)
 
 
 def build_profile(config: PolicyConfig) -> Profile:

@@ -7,27 +7,34 @@ which a steady step has none.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import fields
 from enum import Enum
 from typing import get_args, get_type_hints
 
 import numpy as np
 
+from cadenza.policies.runner import FaultCount
 from cadenza.scheduler.decisions import Decision as Record
 from cadenza.scheduler.decisions import RefusedArrival
 from cadenza.scheduler.plan import Logprobs, StepOutcome
 from cadenza.scheduler.report import Statistics, StepReport
-from cadenza.wire.messages import Counters, Decision, RowLogprobs, Step
+from cadenza.wire.messages import Counters, Decision, PolicyFaults, RowLogprobs, Step
 
 _COMMON = ("step_id", "time_s", "request")  # fields of every record, with places of their own
 
 
 def step_frame(
-    report: StepReport, executed: StepOutcome | None, statistics: Statistics, received: int
+    report: StepReport,
+    executed: StepOutcome | None,
+    statistics: Statistics,
+    received: int,
+    policy_news: Sequence[FaultCount] = (),
 ) -> Step:
     """The frame for `report`, with the log-probabilities of the outcome that it reaped.
 
-    `received` is how many messages were handled before the step.
+    `received` is how many messages were handled before the step, `policy_news` what
+    `PolicyRunner.take_news` has to tell.
     """
     return Step(
         step_id=statistics.steps,
@@ -40,6 +47,7 @@ def step_frame(
         preempted=report.preempted.tobytes(),
         decisions=tuple(map(_decision, report.decisions)) if report.decisions else (),
         counters=_counters(statistics, received),
+        policy_faults=tuple(PolicyFaults(*count) for count in policy_news) if policy_news else (),
     )
 
 

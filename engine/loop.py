@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import structlog
 
 from cadenza.engine.channel import Channel
 from cadenza.engine.frames import step_frame
+from cadenza.policies.runner import FaultCount
 from cadenza.scheduler.plan import Runner, StepOutcome
 from cadenza.scheduler.request import Arrival, Refused
 from cadenza.scheduler.scheduler import Scheduler
@@ -46,12 +47,14 @@ class EngineLoop:
         runner: Runner,
         submits: dict[int, Submit],
         clock: Callable[[], float] = time.monotonic,
+        policy_news: Callable[[], Sequence[FaultCount]] = tuple,
     ) -> None:
         self._channel = channel
         self._scheduler = scheduler
         self._runner = runner
         self._submits = submits
         self._clock = clock
+        self._policy_news = policy_news
         self._outcome: StepOutcome | None = None
         self._stopping = False
         self._was_congested = False
@@ -139,7 +142,8 @@ class EngineLoop:
         for request in report.requests[report.finished != FinishReason.NOT.value]:
             self._submits.pop(int(request), None)
         statistics = self._scheduler.statistics()
-        self._channel.send(step_frame(report, executed, statistics, self._received))
+        news = self._policy_news()
+        self._channel.send(step_frame(report, executed, statistics, self._received, news))
         self._outcome = None if plan is None else self._runner.execute(plan)
 
 

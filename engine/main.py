@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import mmap
 import signal
 import socket
 from collections.abc import Sequence
@@ -14,6 +15,8 @@ import structlog
 
 from cadenza.checkpoints.errors import CheckpointError
 from cadenza.engine.channel import Channel, ChannelClosed
+from cadenza.policies.blame import SIZE, Blame
+from cadenza.policies.hook_guard import HookGuard, SignalGuard
 from cadenza.policies.profile import ProfileError
 from cadenza.wire.codec import FrameError
 from cadenza.wire.logging import configure_logging
@@ -31,11 +34,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Serve the front process at the other end of the socket `--fd`; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m cadenza.engine")
     parser.add_argument("--fd", type=int, required=True, help="a connected stream socket")
-    channel = Channel(socket.socket(fileno=parser.parse_args(argv).fd))
+    parser.add_argument("--blame-fd", type=int, help="memory that tells which hook is running")
+    arguments = parser.parse_args(argv)
+    channel = Channel(socket.socket(fileno=arguments.fd))
+    blame = None if arguments.blame_fd is None else Blame(mmap.mmap(arguments.blame_fd, SIZE))
     # Ctrl-C is for the front process, which tells us what to do.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        return _serve(channel)
+        return _serve(channel, blame)
     except ChannelClosed:
         return OK  # the front process is gone; there is nobody to serve
     except FrameError as error:
@@ -45,16 +51,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         channel.close()
 
 
-def _serve(channel: Channel) -> int:
+def _serve(channel: Channel, blame: Blame | None) -> int:
     config = _await_start(channel)
     if config is None:
         return OK
     configure_logging(config.log_level, json=config.log_json)
     try:
-        loop = _build(channel, config)
-        if isinstance(loop, str):
-            return _give_up(channel, loop, BAD_CONFIG)
-        loop.run()
+        with SignalGuard() as guard:
+            loop = _build(channel, config, guard, blame)
+            if isinstance(loop, str):
+                return _give_up(channel, loop, BAD_CONFIG)
+            loop.run()
     except (ChannelClosed, FrameError):
         raise
     except Exception:
@@ -73,7 +80,9 @@ def _await_start(channel: Channel) -> EngineConfig | None:
                     return None
 
 
-def _build(channel: Channel, config: EngineConfig) -> EngineLoop | str:
+def _build(
+    channel: Channel, config: EngineConfig, guard: HookGuard, blame: Blame | None
+) -> EngineLoop | str:
     """The engine's loop, or a sentence for the operator about what is wrong with `config`."""
     # torch takes seconds to import: only now, so that a bad command line has failed long before
     # and the front process can show that something happens.
@@ -81,7 +90,7 @@ def _build(channel: Channel, config: EngineConfig) -> EngineLoop | str:
     from cadenza.engine.build import build_engine
 
     try:
-        loop = build_engine(channel, config)
+        loop = build_engine(channel, config, guard, blame)
     except (CheckpointError, ProfileError, ValueError) as error:
         return str(error)
     # What was built lives as long as the process; walking over it again and again would stop

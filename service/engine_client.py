@@ -21,6 +21,7 @@ from cadenza.wire.messages import (
     EngineConfig,
     Failed,
     Finish,
+    PolicyFaults,
     Progress,
     Ready,
     ResetPrefixCache,
@@ -70,6 +71,7 @@ class EngineClient(asyncio.Protocol):
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
         self.counters = Counters()
+        self.policy_faults: Sequence[PolicyFaults] = ()  # of hooks that ever failed
         self.failure: str | None = None  # why the engine is dead, for operators
         self._reader: FrameReader[ToFront] = FrameReader(ToFront)
         self._transport: asyncio.WriteTransport | None = None
@@ -263,6 +265,8 @@ class EngineClient(asyncio.Protocol):
     def _on_step(self, step: Step) -> None:
         news = _read(step)
         self.counters = step.counters
+        if step.policy_faults:
+            self.policy_faults = step.policy_faults
         # A frame may have left before the engine read what we sent last
         self._at_rest = step.counters.at_rest and step.counters.received == self._sent
         rows = self._rows

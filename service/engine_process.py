@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import mmap
 import os
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+
+from cadenza.policies.blame import SIZE, read_blame
 
 _POLL_S = 0.02
 
@@ -27,11 +30,17 @@ _COMMAND = (sys.executable, "-P", "-m", "cadenza.engine")
 
 
 class EngineProcess:
-    """A running engine process. `connection` is the front's end, to be given to `EngineClient`."""
+    """A running engine process. `connection` is the front's end, to be given to `EngineClient`.
 
-    def __init__(self, process: subprocess.Popen[bytes], connection: socket.socket) -> None:
+    `blame` is memory in which the engine notes the policy hook that it is calling.
+    """
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], connection: socket.socket, blame: mmap.mmap
+    ) -> None:
         self.connection = connection
         self._process = process
+        self._blame = blame
 
     @property
     def pid(self) -> int:
@@ -41,6 +50,12 @@ class EngineProcess:
     def exit_status(self) -> int | None:
         """None while it runs; minus the signal's number where a signal ended it."""
         return self._process.poll()
+
+    @property
+    def hook_under_way(self) -> str | None:
+        """The policy hook that was called and has not returned, also after the engine's death."""
+        culprit = read_blame(self._blame)
+        return culprit and f"hook {culprit.hook} of policy {culprit.policy}"
 
     def describe_exit(self) -> str:
         """A phrase for logs and errors."""
@@ -89,11 +104,14 @@ def start_engine(command: Sequence[str] = _COMMAND) -> EngineProcess:
         OSError: the process cannot be started.
     """
     ours, theirs = socket.socketpair()
-    with theirs:
+    with theirs, os.fdopen(os.memfd_create("cadenza-blame"), "wb") as memory:
         try:
+            memory.truncate(SIZE)
+            blame = mmap.mmap(memory.fileno(), SIZE)
+            fds = theirs.fileno(), memory.fileno()
             process = subprocess.Popen(
-                [*command, "--fd", str(theirs.fileno())],
-                pass_fds=(theirs.fileno(),),
+                [*command, "--fd", str(fds[0]), "--blame-fd", str(fds[1])],
+                pass_fds=fds,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
                 env=_ENVIRONMENT | os.environ,
@@ -101,4 +119,4 @@ def start_engine(command: Sequence[str] = _COMMAND) -> EngineProcess:
         except BaseException:
             ours.close()
             raise
-    return EngineProcess(process, ours)
+    return EngineProcess(process, ours, blame)

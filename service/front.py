@@ -85,7 +85,8 @@ class Front:
             engine.close()
             # An engine that loads does not listen, and has nothing to lose.
             status = await self._process.stop(_LEAVE_S if engine.limits else 0.0)
-            _log.info("engine left", status=status)
+            # A hook that had not returned: the engine died in it, or hung there until it was killed
+            _log.info("engine left", status=status, during=self._process.hook_under_way)
 
     async def _serve(self, engine: EngineClient) -> None:
         config = self._config

@@ -220,6 +220,15 @@ class Decision(msgspec.Struct, frozen=True, array_like=True):
     facts: dict[str, bool | int | float | str] = {}
 
 
+class PolicyFaults(msgspec.Struct, frozen=True, array_like=True):
+    """How often one hook of one policy failed since the engine started."""
+
+    policy: str
+    hook: str
+    faults: int
+    quarantined: bool  # the policy, with all its hooks
+
+
 class Step(msgspec.Struct, frozen=True, array_like=True, tag="step", kw_only=True):
     """All that one step brought, for all rows at once. Parallel arrays, one element a row.
 
@@ -236,6 +245,7 @@ class Step(msgspec.Struct, frozen=True, array_like=True, tag="step", kw_only=Tru
     preempted: bytes = b""  # int64, requests that lost their seat in this step
     decisions: tuple[Decision, ...] = ()  # since the last step, oldest first
     counters: Counters = Counters()
+    policy_faults: tuple[PolicyFaults, ...] = ()  # all of them, in steps where one changed
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):

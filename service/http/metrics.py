@@ -42,6 +42,7 @@ class _Collector(Collector):
         yield from self._gauges()
         yield from self._totals()
         yield self._preemptions()
+        yield from self._policies()
         yield self._finished()
         metrics = self._generator.metrics
         yield self._histogram("time_to_first_token_seconds", metrics.time_to_first_token)
@@ -120,6 +121,21 @@ class _Collector(Collector):
         family.add_metric([*self._label, "swap"], counters.swaps)
         family.add_metric([*self._label, "recompute"], counters.preemptions - counters.swaps)
         return family
+
+    def _policies(self) -> Iterator[Metric]:
+        """What `policy_faults` counts, by whose it was; policies that never failed do not show."""
+        counts = self._generator.engine.policy_faults
+        labels = ["model_name", "policy", "hook"]
+        text = "Decisions that a policy failed to take, by policy and hook."
+        faults = CounterMetricFamily(_PREFIX + "policy_faults_by_hook", text, labels=labels)
+        for count in counts:
+            faults.add_metric([*self._label, count.policy, count.hook], count.faults)
+        yield faults
+        text = "1 while a policy that failed too often is not asked."
+        quarantined = GaugeMetricFamily(_PREFIX + "policy_quarantined", text, labels=labels[:2])
+        for policy, is_out in {count.policy: count.quarantined for count in counts}.items():
+            quarantined.add_metric([*self._label, policy], is_out)
+        yield quarantined
 
     def _finished(self) -> Metric:
         labels = ["model_name", "finished_reason"]
