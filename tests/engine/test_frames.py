@@ -6,13 +6,14 @@ from typing import get_args
 import numpy as np
 
 from cadenza.engine.frames import step_frame
+from cadenza.policies.runner import FaultCount
 from cadenza.scheduler import decisions
 from cadenza.scheduler.plan import Logprobs, StepOutcome
 from cadenza.scheduler.report import Statistics, StepReport
 from cadenza.scheduler.states import FinishReason
 from cadenza.wire.arrays import view_floats, view_ids, view_requests
 from cadenza.wire.codec import FrameReader, encode
-from cadenza.wire.messages import Counters, Decision, ToFront
+from cadenza.wire.messages import Counters, Decision, PolicyFaults, ToFront
 
 STATISTICS = Statistics(
     **{
@@ -111,6 +112,17 @@ RECORDS = [
         {"reason": "stop_token", "generated_tokens": 12},
     ),
 ]
+
+
+def test_faults_of_policies_travel_where_there_is_news():
+    news = (FaultCount("mine", "order_admissions", 3, True),)
+
+    frame = step_frame(REPORT, None, STATISTICS, received=0, policy_news=news)
+
+    assert frame.policy_faults == (PolicyFaults("mine", "order_admissions", 3, True),)
+    (received,) = FrameReader(ToFront).feed(encode(frame))
+    assert received.policy_faults == frame.policy_faults
+    assert step_frame(REPORT, None, STATISTICS, received=0).policy_faults == ()
 
 
 def test_every_kind_of_decision_reaches_the_front_in_order():

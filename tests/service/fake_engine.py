@@ -21,6 +21,7 @@ from cadenza.wire.messages import (
     Failed,
     Finish,
     Finished,
+    PolicyFaults,
     Ready,
     RowLogprobs,
     SetDeadline,
@@ -70,6 +71,7 @@ class FakeEngine(asyncio.Protocol):
         self.preempted: list[int] = []  # to be reported by the next step
         self.cached_tokens = 3
         self.told_counters: dict[str, int] = {}  # in place of its own
+        self.told_policy_faults: tuple[PolicyFaults, ...] = ()
         self.decisions: list[Decision] = []  # to be told by the next step
         self._changed = asyncio.Event()
         self._reader: FrameReader[ToEngine] = FrameReader(ToEngine)  # type: ignore[arg-type]
@@ -161,6 +163,7 @@ class FakeEngine(asyncio.Protocol):
                 preempted=_int64(self.preempted),
                 decisions=self._drain_decisions(),
                 counters=self.counters(),
+                policy_faults=self.told_policy_faults,
             )
         )
         self.preempted = []

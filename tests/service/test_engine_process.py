@@ -9,6 +9,8 @@ import pytest
 
 from cadenza.service.engine_client import EngineClient
 from cadenza.service.engine_process import start_engine
+from cadenza.wire.codec import encode
+from cadenza.wire.messages import EngineConfig, Start
 
 LEAVES_ON_EOF = "import socket,sys; s=socket.socket(fileno=int(sys.argv[2])); s.recv(1<<16)"
 IGNORES_EVERYTHING = (
@@ -63,6 +65,28 @@ def test_an_engine_that_dies_is_noticed_by_its_client(run):
         return await engine.wait()
 
     assert run(main()) == -signal.SIGABRT
+
+
+DIES_IN_A_HOOK = """
+import os, sys, types
+def build_engine(channel, config, guard, blame):
+    blame.enter(blame.number_of("mine", "order_admissions"), 1.0)
+    os._exit(3)
+sys.modules["cadenza.engine.build"] = types.ModuleType("build")
+sys.modules["cadenza.engine.build"].build_engine = build_engine
+from cadenza.engine.main import main
+main(sys.argv[1:])
+"""
+
+
+def test_the_hook_that_an_engine_died_in_has_a_name(run):
+    engine = start_engine(script(DIES_IN_A_HOOK))
+    assert engine.hook_under_way is None
+    engine.connection.sendall(encode(Start(EngineConfig(model="/m.gguf"))))
+
+    assert run(engine.wait()) == 3
+    assert engine.hook_under_way == "hook order_admissions of policy mine"
+    engine.connection.close()
 
 
 @pytest.mark.parametrize("operators", [None, "77"])

@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from cadenza.service.http.connection import ConnectionLimits
 from cadenza.service.limits import Limits
 from cadenza.service.request import GenerationRequest
+from cadenza.wire.messages import PolicyFaults
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 CHAT_TOO = {"messages": [{"role": "user", "content": "x"}]}
@@ -391,6 +392,34 @@ def test_metrics_tell_what_preemptions_cost(run, serve):
             for (name, kind), value in totals.items():
                 assert before[f"cadenza:{name}", kind] == value
                 assert after[f"cadenza:{name}", kind] == value
+
+    run(main())
+
+
+def test_metrics_tell_which_policies_fail(run, serve):
+    async def main():
+        async with serve() as served:
+            served.front.engine.told_policy_faults = (
+                PolicyFaults("mine", "order_admissions", 3, True),
+                PolicyFaults("mine", "select_victims", 1, True),
+                PolicyFaults("other", "select_victims", 2, False),
+            )
+            for _ in range(2):  # what one frame told holds until another tells something else
+                await served.http.post(COMPLETIONS, json={"prompt": "x", "max_tokens": 1})
+                text = (await served.http.get("/metrics")).text
+                served.front.engine.told_policy_faults = ()
+
+                name = served.front.generator.model_name
+                for policy, hook, faults in (
+                    ("mine", "order_admissions", 3),
+                    ("mine", "select_victims", 1),
+                    ("other", "select_victims", 2),
+                ):
+                    labels = f'{{hook="{hook}",model_name="{name}",policy="{policy}"}}'
+                    assert f"cadenza:policy_faults_by_hook_total{labels} {faults}.0" in text
+                for policy, value in (("mine", 1), ("other", 0)):
+                    labels = f'{{model_name="{name}",policy="{policy}"}}'
+                    assert f"cadenza:policy_quarantined{labels} {value}.0" in text
 
     run(main())
 

@@ -1,0 +1,374 @@
+"""What becomes of a policy that fails, on clocks that tests set."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from structlog.testing import capture_logs
+
+from cadenza.policies import RequestColumns, StepView, hookimpl
+from cadenza.policies.blame import SIZE, Blame, Culprit, read_blame
+from cadenza.policies.builtin import BUILTIN
+from cadenza.policies.decisions import Decisions
+from cadenza.policies.hook_guard import Interrupted
+from cadenza.policies.profile import Profile
+from cadenza.policies.runner import FaultCount, PolicyRunner, PolicyUnusable
+from tests.policies.views import STEP, columns
+
+WAITING = columns(arrival=[10, 11], overtakes=[0, 0])
+RUNNING = columns(admission=[0, 1])
+DEFAULT_ORDER, MY_ORDER = [10.0, 11.0], [2.0, 1.0]
+DEFAULT_VICTIMS, MY_VICTIMS = [0.0, -1.0], [5.0, 6.0]
+
+
+class Machine:
+    """A timer, a guard that interrupts on demand, and what policies do."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.computed_s = float("inf")  # CPU seconds of the latest call
+        self.interrupts = False
+        self.built = 0
+        self.act: Callable[[], Any] = lambda: None  # whenever a hook is called
+        self.construct: Callable[[], Any] = lambda: None
+
+    def timer(self) -> float:
+        return self.now_s
+
+    def run(self, limit_s: float, call: Callable[..., Any], *arguments: Any) -> Any:
+        answer = call(*arguments)
+        if self.interrupts:
+            self.interrupts = False
+            raise Interrupted
+        return answer
+
+    def cpu_s(self) -> float:
+        return self.computed_s
+
+    def policy(machine) -> type:
+        class Policy:
+            def __init__(self) -> None:
+                machine.construct()
+                machine.built += 1
+                self.number = machine.built
+
+            @hookimpl
+            def order_admissions(self, waiting: RequestColumns, step: StepView) -> Any:
+                answer = machine.act()
+                return np.array(MY_ORDER) if answer is None else answer
+
+            @hookimpl
+            def select_victims(self, running: RequestColumns, step: StepView) -> Any:
+                answer = machine.act()
+                return np.array(MY_VICTIMS) if answer is None else answer
+
+        return Policy
+
+    def takes(self, seconds: float, then: Callable[[], Any] = lambda: None) -> Callable[[], Any]:
+        def act() -> Any:
+            self.now_s += seconds
+            return then()
+
+        return act
+
+
+class Asked:
+    """Decisions of one policy in two hooks, or of two policies in one each."""
+
+    def __init__(self, *, two: bool = False) -> None:
+        self.machine = Machine()
+        policies = {**BUILTIN, "mine": self.machine.policy(), "other": self.machine.policy()}
+        chosen = {"order_admissions": "mine", "select_victims": "other" if two else "mine"}
+        self.memory = bytearray(SIZE)
+        self.runner = PolicyRunner(
+            Profile(chosen, policies),
+            timer=self.machine.timer,
+            guard=self.machine,
+            blame=Blame(self.memory),
+        )
+        self.decisions = Decisions(self.runner._profile, self.runner)
+        self.step = STEP
+
+    def next_step(self, after_s: float = 0.01) -> None:
+        self.step = replace(
+            self.step, step_id=self.step.step_id + 1, now_s=self.step.now_s + after_s
+        )
+
+    def order(self) -> list[float]:
+        return self.decisions.order_admissions(WAITING, self.step).tolist()
+
+    def victims(self) -> list[float]:
+        return self.decisions.select_victims(RUNNING, self.step).tolist()
+
+    def tally(self, policy: str = "mine", hook: str = "order_admissions") -> Any:
+        return self.runner.tallies[policy, hook]
+
+    def fail(self, times: int, after_s: float = 0.01) -> None:
+        act, self.machine.act = self.machine.act, raises(ValueError("no"))
+        for _ in range(times):
+            assert self.order() == DEFAULT_ORDER
+            self.next_step(after_s)
+        self.machine.act = act
+
+
+def raises(error: BaseException) -> Callable[[], Any]:
+    def act() -> Any:
+        raise error
+
+    return act
+
+
+@pytest.fixture
+def asked() -> Asked:
+    return Asked()
+
+
+def test_calls_and_time_are_counted_by_hook(asked: Asked):
+    asked.machine.act = asked.machine.takes(0.002)
+
+    assert asked.order() == MY_ORDER
+    asked.next_step()
+    assert asked.order() == MY_ORDER
+    assert asked.victims() == MY_VICTIMS
+
+    assert asked.tally().calls == 2
+    assert asked.tally().spent_s == pytest.approx(0.004)
+    assert asked.tally(hook="select_victims").calls == 1
+    assert asked.runner.faults == 0
+    assert asked.runner.take_news() == ()
+
+
+class Sly(str):
+    def __getitem__(self, key: Any) -> Any:
+        raise SystemExit
+
+
+class Unspeakable(Exception):
+    def __repr__(self) -> str:
+        raise SystemExit
+
+
+class Verbose(Exception):
+    def __repr__(self) -> str:
+        return Sly("x" * 5000)
+
+
+@pytest.mark.parametrize(
+    ("act", "error"),
+    [
+        (raises(ValueError("no")), "ValueError('no')"),
+        (raises(SystemExit(3)), "SystemExit(3)"),
+        (raises(Unspeakable()), "Unspeakable"),
+        (raises(Verbose()), "x" * 200),
+        (lambda: np.array([np.nan, 1.0]), "AnswerError('scores must not be NaN or -inf')"),
+        (lambda: np.zeros(3), "AnswerError('expected shape (2,), got (3,)')"),
+        (lambda: WAITING.arrival.fill(0), "ValueError('assignment destination is read-only')"),
+        (lambda: (each for each in ()), None),
+    ],
+)
+def test_a_fault_costs_the_instance_this_step_in_all_its_hooks(
+    asked: Asked, act: Callable[[], Any], error: str | None
+):
+    asked.machine.act = act
+    assert asked.order() == DEFAULT_ORDER
+    asked.machine.act = lambda: None
+
+    assert asked.order() == DEFAULT_ORDER
+    assert asked.victims() == DEFAULT_VICTIMS
+    asked.next_step()
+    assert asked.order() == MY_ORDER
+    assert asked.victims() == MY_VICTIMS
+
+    assert asked.tally().faults == asked.runner.faults == 1
+    assert asked.tally().passed_over == asked.tally(hook="select_victims").passed_over == 1
+    assert error is None or asked.tally().last_error == error
+
+
+def test_a_fault_of_one_policy_costs_no_other():
+    asked = Asked(two=True)
+    asked.fail(1)
+
+    assert asked.victims() == MY_VICTIMS
+
+
+def test_ctrl_c_is_not_the_policys(asked: Asked):
+    asked.machine.act = raises(KeyboardInterrupt())
+
+    with pytest.raises(KeyboardInterrupt):
+        asked.order()
+
+    assert read_blame(asked.memory) is None
+
+
+def test_three_faults_within_a_minute_quarantine_all_hooks(asked: Asked):
+    with capture_logs() as logs:
+        asked.fail(3, after_s=29.9)
+
+    assert asked.order() == DEFAULT_ORDER
+    assert asked.victims() == DEFAULT_VICTIMS
+    assert asked.runner.quarantined == ("mine",)
+    assert asked.tally().calls == asked.tally().faults == 3
+    assert [entry["event"] for entry in logs] == ["policy fault", "policy quarantined"]
+
+
+def test_three_faults_in_more_than_a_minute_do_not(asked: Asked):
+    asked.fail(12, after_s=30.1)
+
+    assert asked.order() == MY_ORDER
+    assert asked.runner.quarantined == ()
+
+
+def test_a_released_policy_is_a_fresh_instance_without_a_past(asked: Asked):
+    asked.fail(3)
+    asked.runner.release("mine")
+
+    assert asked.order() == MY_ORDER
+    assert asked.machine.built == 2
+    asked.next_step()
+    asked.fail(2)
+    assert asked.runner.quarantined == ()
+    asked.fail(1)
+    assert asked.runner.quarantined == ("mine",)
+
+
+def test_release_of_what_is_not_quarantined(asked: Asked):
+    asked.order()
+    asked.runner.release("mine")
+    assert asked.machine.built == 1
+    with pytest.raises(KeyError):
+        asked.runner.release("nobody's")
+
+
+@pytest.mark.parametrize("error", [ValueError("broken"), SystemExit()])
+def test_what_cannot_be_built_anew_is_not_released(asked: Asked, error: BaseException):
+    asked.fail(3)
+    asked.machine.construct = raises(error)
+
+    with pytest.raises(PolicyUnusable):
+        asked.runner.release("mine")
+
+    assert asked.order() == DEFAULT_ORDER
+    assert asked.runner.quarantined == ("mine",)
+
+
+def test_all_policies_share_one_budget_a_step():
+    asked = Asked(two=True)
+    asked.machine.act = asked.machine.takes(0.010)
+    assert asked.order() == MY_ORDER
+
+    assert asked.victims() == DEFAULT_VICTIMS
+    assert asked.tally("other", "select_victims").passed_over == 1
+    assert asked.runner.faults == 0
+    asked.next_step()
+    assert asked.victims() == MY_VICTIMS
+
+
+def test_an_overrun_is_a_fault_whatever_the_answer(asked: Asked):
+    asked.machine.act = asked.machine.takes(0.011)
+
+    assert asked.order() == DEFAULT_ORDER
+
+    assert asked.tally().last_error == "took 11.0 ms"
+    assert asked.machine.built == 1
+
+
+def test_a_busy_machine_is_no_fault(asked: Asked):
+    asked.machine.act = asked.machine.takes(0.049)
+    asked.machine.computed_s = 0.001
+
+    assert asked.order() == MY_ORDER
+    assert asked.runner.faults == 0
+
+
+def test_who_waits_for_too_long_is_at_fault_without_computing(asked: Asked):
+    asked.machine.act = asked.machine.takes(0.050)
+    asked.machine.computed_s = 0.001
+
+    assert asked.order() == DEFAULT_ORDER
+    assert asked.runner.faults == 1
+
+
+def interrupt(asked: Asked, computed_s: float) -> list[float]:
+    asked.machine.computed_s = computed_s
+    asked.machine.act = asked.machine.takes(0.011, lambda: setattr(asked.machine, "interrupts", 1))
+    order = asked.order()
+    asked.machine.act = lambda: None
+    return order
+
+
+def test_an_interrupted_instance_is_built_anew(asked: Asked):
+    assert interrupt(asked, computed_s=0.011) == DEFAULT_ORDER
+
+    assert asked.machine.built == 2
+    assert asked.tally().last_error == "was interrupted after 11.0 ms"
+    asked.next_step()
+    assert asked.order() == MY_ORDER
+    assert asked.victims() == MY_VICTIMS
+
+
+def test_who_was_interrupted_in_what_others_left_is_excused_but_built_anew(asked: Asked):
+    for _ in range(5):
+        assert interrupt(asked, computed_s=0.003) == DEFAULT_ORDER
+        assert asked.victims() == DEFAULT_VICTIMS
+        asked.next_step()
+
+    assert asked.machine.built == 6
+    assert asked.tally().excused == 5
+    assert asked.runner.faults == 0
+    assert asked.order() == MY_ORDER
+
+
+def test_an_interrupted_instance_that_cannot_be_built_anew_is_quarantined(asked: Asked):
+    asked.machine.construct = raises(SystemExit())
+
+    assert interrupt(asked, computed_s=0.011) == DEFAULT_ORDER
+
+    assert asked.runner.quarantined == ("mine",)
+    asked.next_step()
+    assert asked.victims() == DEFAULT_VICTIMS
+
+
+class Broken:
+    @hookimpl
+    def order_admissions(self, waiting: RequestColumns, step: StepView) -> Any:
+        raise SystemExit
+
+
+@pytest.mark.parametrize("chosen", ["fcfs", "mine"])
+def test_the_engine_survives_a_default_that_fails(chosen: str):
+    policies = {**BUILTIN, "fcfs": Broken, "mine": Broken}
+    decisions = Decisions(Profile({"order_admissions": chosen}, policies))
+
+    for step_id in range(5):
+        step = replace(STEP, step_id=step_id)
+        assert decisions.order_admissions(WAITING, step).tolist() == [0.0, 0.0]
+
+    assert decisions.faults == (5 if chosen == "fcfs" else 8)
+
+
+def test_news_are_told_when_they_change(asked: Asked):
+    asked.victims()
+    assert asked.runner.take_news() == ()
+    asked.fail(2)
+    assert asked.runner.take_news() == (FaultCount("mine", "order_admissions", 2, False),)
+    assert asked.runner.take_news() == ()
+    asked.fail(1)
+    assert asked.runner.take_news() == (FaultCount("mine", "order_admissions", 3, True),)
+    asked.runner.release("mine")
+    assert asked.runner.take_news() == (FaultCount("mine", "order_admissions", 3, False),)
+
+
+def test_who_is_asked_stands_in_memory_until_it_has_returned(asked: Asked):
+    seen: list[Culprit | None] = []
+    asked.machine.now_s = 7.0
+    asked.machine.act = lambda: seen.append(read_blame(asked.memory))
+    asked.order()
+    asked.victims()
+
+    assert seen == [
+        Culprit("mine", "order_admissions", 7.0),
+        Culprit("mine", "select_victims", 7.0),
+    ]
+    assert read_blame(asked.memory) is None
