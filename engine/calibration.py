@@ -69,12 +69,14 @@ def _seconds(run: Callable[[], object]) -> float:
 def _prefill_plan(count: int, block_size: int) -> StepPlan:
     return StepPlan(
         step_id=0,
+        block_size=block_size,
         requests=np.zeros(1, dtype=np.int64),
         seats=np.zeros(1, dtype=np.int32),
         num_context=np.zeros(1, dtype=np.int32),
         num_new=np.array([count], dtype=np.int32),
-        tokens=np.zeros(count, dtype=np.int32),
-        block_tables=np.arange(-(-count // block_size), dtype=np.int32)[None],
+        num_tokens=count,
+        histories=np.zeros((1, count), dtype=np.int32),
+        tables=np.arange(-(-count // block_size), dtype=np.int32)[None],
         samples=np.zeros(1, dtype=np.int32),
         sample_requests=np.zeros(1, dtype=np.int64),
         sample_seats=np.zeros(1, dtype=np.int32),

@@ -92,16 +92,16 @@ class ModelRunner:
 
     def _batch(self, plan: StepPlan, sampled_rows: Int32Array) -> ModelBatch:
         to_device, block_size = self._to_device, self._cache.shape.block_size
-        last_tokens, layout = np.cumsum(plan.num_new) - 1, plan.layout(block_size)
+        last_tokens, layout = np.cumsum(plan.num_new) - 1, plan.layout()
         return ModelBatch(
-            tokens=to_device(plan.tokens),
+            tokens=to_device(layout.tokens),
             positions=to_device(layout.positions),
             blocks=to_device(layout.blocks),
             offsets=to_device(layout.offsets),
             attention=plan_attention(
                 plan.num_context,
                 plan.num_new,
-                plan.block_tables,
+                layout.block_tables,
                 block_size=block_size,
                 group=self._model.config.group,
                 head_dim=self._model.config.head_dim,

@@ -12,22 +12,19 @@ from cadenza.scheduler.table import RequestTable, Rows
 
 def assemble(table: RequestTable, plan: PlanBuilder, rows: Rows, counts: Counts) -> StepPlan:
     """The plan in which each of `rows` computes the next `counts` of its tokens."""
-    seats, context, known = table.seat[rows], table.computed_tokens[rows], table.num_tokens[rows]
-    ends, after = counts.cumsum(), context + counts
-    # Flat indices, as one index an element is half the work of two
-    places = seats * table.history.shape[1] + context
-    if len(rows) and ends[-1] > len(rows):
-        places = (places - ends + counts).repeat(counts) + np.arange(ends[-1])
-    widest = -(-int(after.max(initial=0)) // table.block_size)
-    samples, sample_requests, sample_seats = _samples(table, rows, after == known)
+    seats, context = table.seat[rows], table.computed_tokens[rows]
+    complete = context + counts == table.num_tokens[rows]
+    samples, sample_requests, sample_seats = _samples(table, rows, complete)
     return StepPlan(
         step_id=plan.step_id,
+        block_size=table.block_size,
         requests=table.request[rows],
         seats=seats.astype(np.int32),
         num_context=context.astype(np.int32),
         num_new=counts.astype(np.int32),
-        tokens=table.history.ravel()[places],
-        block_tables=table.block_table[seats, :widest],
+        num_tokens=int(counts.sum()),
+        histories=table.history,
+        tables=table.block_table,
         samples=samples,
         sample_requests=sample_requests,
         sample_seats=sample_seats,

@@ -41,11 +41,13 @@ class Copies(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Where the new tokens of a plan go, [tokens] each."""
+    """The new tokens of a plan, row after row, and where they go."""
 
-    positions: Int32Array  # in the sequences of their rows
-    blocks: Int32Array
-    offsets: Int32Array  # in their blocks
+    tokens: Int32Array  # [tokens], ids
+    positions: Int32Array  # [tokens], in the sequences of their rows
+    blocks: Int32Array  # [tokens]
+    offsets: Int32Array  # [tokens], in their blocks
+    block_tables: Int32Array  # [rows, most blocks any row uses]; what lies beyond means nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,15 +59,20 @@ class StepPlan:
     `samples[j]`, with the settings of `sample_seats[j]`: one sample a row, except where a prompt
     with several choices is complete, and each choice draws its first token.
     A plan without rows may still have copies and seats.
+
+    `histories` and `tables` are the scheduler's own, for all seats: to be read, and as they are
+    until the scheduler gets the plan's outcome. Nothing is gathered from them before it is needed.
     """
 
     step_id: int
+    block_size: int
     requests: Int64Array  # [rows]
     seats: Int32Array  # [rows]
     num_context: Int32Array  # [rows]
     num_new: Int32Array  # [rows], at least 1 each
-    tokens: Int32Array  # [sum(num_new)], row after row
-    block_tables: Int32Array  # [rows, most blocks any row uses]; what lies beyond means nothing
+    num_tokens: int  # sum(num_new)
+    histories: Int32Array  # [seats, longest], token ids by position
+    tables: Int32Array  # [seats, most], blocks in sequence order
     samples: Int32Array  # [samples], index of a row; ascending
     sample_requests: Int64Array  # [samples]
     sample_seats: Int32Array  # [samples]
@@ -76,18 +83,20 @@ class StepPlan:
     def num_rows(self) -> int:
         return len(self.requests)
 
-    @property
-    def num_tokens(self) -> int:
-        return len(self.tokens)
-
-    def layout(self, block_size: int) -> Layout:
-        """What follows from contexts, counts and block tables; whoever runs the plan asks once."""
-        rows = np.arange(self.num_rows).repeat(self.num_new)
-        ends = self.num_new.cumsum(dtype=np.int32)
-        starts = self.num_context - ends + self.num_new
-        positions = np.arange(self.num_tokens, dtype=np.int32) + starts[rows]
-        places = positions // block_size
-        return Layout(positions, self.block_tables[rows, places], positions - places * block_size)
+    def layout(self) -> Layout:
+        """What the runner computes on; to be asked for once."""
+        size, seats = self.block_size, self.seats.repeat(self.num_new)
+        starts = self.num_context - self.num_new.cumsum(dtype=np.int32) + self.num_new
+        positions = np.arange(self.num_tokens, dtype=np.int32) + starts.repeat(self.num_new)
+        places = positions // size
+        widest = int(places.max(initial=-1)) + 1
+        return Layout(
+            tokens=self.histories[seats, positions],
+            positions=positions,
+            blocks=self.tables[seats, places],
+            offsets=positions - places * size,
+            block_tables=self.tables[self.seats, :widest],
+        )
 
 
 class Logprobs(NamedTuple):

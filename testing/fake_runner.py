@@ -99,10 +99,10 @@ class FakeRunner:
 
     def _compute(self, plan: StepPlan) -> list[bytes]:
         """Write each row's new tokens; the states after the last of them."""
-        layout = plan.layout(self._block_size)
+        layout = plan.layout()
         slots = (layout.blocks * self._block_size + layout.offsets).tolist()
         assert len(set(slots)) == plan.num_tokens, "two tokens share a slot"
-        places = zip(plan.tokens.tolist(), layout.positions.tolist(), slots, strict=True)
+        places = zip(layout.tokens.tolist(), layout.positions.tolist(), slots, strict=True)
         contexts = plan.num_context.tolist()
         states = [self._before(plan, row, context) for row, context in enumerate(contexts)]
         for row, new in enumerate(plan.num_new.tolist()):
@@ -124,7 +124,7 @@ class FakeRunner:
         return state
 
     def _slot(self, plan: StepPlan, row: int, position: int) -> int:
-        block = int(plan.block_tables[row, position // self._block_size])
+        block = int(plan.tables[plan.seats[row], position // self._block_size])
         return block * self._block_size + position % self._block_size
 
     def _seat(self, plan: StepPlan) -> None:
@@ -139,11 +139,10 @@ class FakeRunner:
     def _check_contexts(self, plan: StepPlan) -> None:
         """All that a row reads, found, copied in or computed, is its own."""
         size = self._block_size
-        for row, (seat, context) in enumerate(
-            zip(plan.seats.tolist(), plan.num_context.tolist(), strict=True)
-        ):
+        for seat, context in zip(plan.seats.tolist(), plan.num_context.tolist(), strict=True):
             states = self._states[seat]
-            for index, block in enumerate(plan.block_tables[row, : -(-context // size)].tolist()):
+            used = plan.tables[seat, : -(-context // size)]
+            for index, block in enumerate(used.tolist()):
                 own = states[index * size : min((index + 1) * size, context)]
                 held = self._cache[block * size : block * size + len(own)]
                 assert held == own, "a row reads what is not its own"

@@ -104,24 +104,28 @@ def make_plan(
     """Lay rows out as the scheduler does; their choices take seats 0, 1, 2, ... in order."""
     num_new = np.array([row.num_new for row in rows], dtype=np.int32)
     num_context = np.array([len(row.sequence) - row.num_new for row in rows], dtype=np.int32)
-    widest = max((len(row.blocks) for row in rows), default=0)
-    tables = np.zeros((len(rows), widest), dtype=np.int32)
-    tokens = []
-    for index, row in enumerate(rows):
-        tables[index, : len(row.blocks)] = row.blocks
-        tokens += row.sequence[len(row.sequence) - row.num_new :]
-    seats = np.cumsum([0, *(len(row.seated) for row in rows)])[:-1]
+    seats = np.cumsum([0, *(len(row.seated) for row in rows)])
+    longest = max((len(row.sequence) for row in rows), default=0)
+    histories = np.zeros((seats[-1], longest), dtype=np.int32)
+    tables = np.zeros((seats[-1], -(-longest // block_size)), dtype=np.int32)
+    for seat, row in zip(seats.tolist(), rows, strict=False):
+        histories[seat, : len(row.sequence)] = row.sequence
+        used = row.blocks[: tables.shape[1]]
+        tables[seat, : len(used)] = used
+    seats = seats[:-1]
     taken = [entry for row in rows for entry in row.seated]
     samples = np.repeat(np.arange(len(rows)), [row.samples for row in rows])
     nth = [choice for row in rows for choice in range(row.samples)]
     return StepPlan(
         step_id=1,
+        block_size=block_size,
         requests=np.array([row.request for row in rows], dtype=np.int64),
         seats=seats.astype(np.int32),
         num_context=num_context,
         num_new=num_new,
-        tokens=np.array(tokens, dtype=np.int32),
-        block_tables=tables,
+        num_tokens=int(num_new.sum()),
+        histories=histories,
+        tables=tables,
         samples=samples.astype(np.int32),
         sample_requests=np.array([rows[row].request for row in samples], dtype=np.int64)
         + np.array(nth, dtype=np.int64),

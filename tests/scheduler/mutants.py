@@ -506,20 +506,20 @@ MUTANTS = (
     # The plan
     Mutant(
         "positions of chunks are off by one",
-        "scheduler/assembly.py",
-        "(places - ends + counts).repeat(counts)",
-        "(places - ends + counts - 1).repeat(counts)",
+        "scheduler/plan.py",
+        "cumsum(dtype=np.int32) + self.num_new",
+        "cumsum(dtype=np.int32) + self.num_new - 1",
     ),
     Mutant(
         "slots ignore the block table",
         "scheduler/plan.py",
-        "self.block_tables[rows, places]",
-        "self.block_tables[rows, 0]",
+        "blocks=self.tables[seats, places]",
+        "blocks=self.tables[seats, 0]",
     ),
     Mutant(
         "a row samples a token before its prompt is complete",
         "scheduler/assembly.py",
-        "after == known",
-        "after >= known - 1",
+        "context + counts == table.num_tokens[rows]",
+        "context + counts >= table.num_tokens[rows] - 1",
     ),
 )

@@ -32,19 +32,19 @@ def test_decodes_come_first_and_each_row_has_its_tokens_at_its_positions():
     assert plan.num_new.tolist() == [1, 12, 3]
     assert (plan.num_rows, plan.num_tokens) == (3, 16)
     newest = driver.tokens[1][-1]
-    assert plan.tokens.tolist() == [newest, *range(100, 112), 31, 32, 33]
+    assert plan.layout().tokens.tolist() == [newest, *range(100, 112), 31, 32, 33]
 
 
 def test_the_layout_says_where_each_new_token_goes():
     plan = mixed().plan
 
     assert plan is not None
-    assert plan.block_tables.shape == (3, 3), "as wide as the widest row of this step"
-    positions, blocks, offsets = plan.layout(SIZE)
+    _, positions, blocks, offsets, tables = plan.layout()
+    assert tables.shape == (3, 3), "as wide as the widest row of this step"
     assert positions.tolist() == [5, *range(12), 0, 1, 2]
     rows = [0] + [1] * 12 + [2] * 3
     places = zip(rows, positions.tolist(), strict=True)
-    assert blocks.tolist() == [plan.block_tables[row, place // SIZE] for row, place in places]
+    assert blocks.tolist() == [tables[row, place // SIZE] for row, place in places]
     assert offsets.tolist() == [place % SIZE for place in positions.tolist()]
     assert len(set(zip(blocks.tolist(), offsets.tolist(), strict=True))) == 16
 
@@ -130,8 +130,8 @@ def test_a_step_of_decodes_alone_has_one_token_a_row():
 
     assert plan is not None
     assert plan.num_new.tolist() == [1, 1, 1]
-    assert plan.layout(SIZE).positions.tolist() == plan.num_context.tolist() == [3, 4, 5]
-    assert plan.tokens.tolist() == [driver.tokens[request][-1] for request in (1, 2, 3)]
+    assert plan.layout().positions.tolist() == plan.num_context.tolist() == [3, 4, 5]
+    assert plan.layout().tokens.tolist() == [driver.tokens[request][-1] for request in (1, 2, 3)]
     assert plan.samples.tolist() == [0, 1, 2]
     assert plan.sample_seats.tolist() == plan.seats.tolist()
 
@@ -140,12 +140,11 @@ def test_a_plan_has_the_types_that_runners_rely_on():
     plan = mixed().plan
 
     assert plan is not None
-    int32 = ["seats", "num_context", "num_new", "tokens", "block_tables", "samples"]
-    for name in [*int32, "sample_seats"]:
+    for name in ("seats", "num_context", "num_new", "samples", "sample_seats"):
         assert getattr(plan, name).dtype == np.int32, name
     for name in ("requests", "sample_requests"):
         assert getattr(plan, name).dtype == np.int64, name
-    assert all(each.dtype == np.int32 for each in plan.layout(SIZE))
+    assert all(each.dtype == np.int32 for each in plan.layout())
     for copies in plan.copies:
         assert (copies.dtype, copies.shape) == (np.int32, (0, 2))
 
@@ -172,7 +171,7 @@ def test_a_plan_may_consist_of_copies_alone():
 
     assert driver.plan is not None
     assert (driver.plan.num_rows, driver.plan.num_tokens) == (0, 0)
-    assert driver.plan.block_tables.shape == (0, 0)
+    assert driver.plan.layout().block_tables.shape == (0, 0)
     assert len(driver.plan.copies.swap_out) == 2
     assert driver.scheduler.has_work, "its outcome is still to be reaped"
     driver.scheduler.grant(1, 99)

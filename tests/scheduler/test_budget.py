@@ -30,7 +30,7 @@ def tables(driver: Driver) -> dict[int, list[int]]:
     return {
         request: table[:num].tolist()
         for request, table, num in zip(
-            plan.requests.tolist(), plan.block_tables, used.tolist(), strict=True
+            plan.requests.tolist(), plan.layout().block_tables, used.tolist(), strict=True
         )
     }
 

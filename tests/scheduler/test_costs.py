@@ -21,16 +21,17 @@ def copies(out: int = 0, back: int = 0) -> Copies:
 
 
 def plan(new: list[int], context: list[int], copied: Copies | None = None) -> StepPlan:
-    total = sum(new)
     none = np.empty(0, dtype=np.int32)
     return StepPlan(
         step_id=1,
+        block_size=16,
         requests=np.arange(len(new)),
         seats=np.arange(len(new), dtype=np.int32),
         num_context=np.array(context, dtype=np.int32),
         num_new=np.array(new, dtype=np.int32),
-        tokens=np.zeros(total, dtype=np.int32),
-        block_tables=np.zeros((len(new), 0), dtype=np.int32),
+        num_tokens=sum(new),
+        histories=np.zeros((0, 0), dtype=np.int32),
+        tables=np.zeros((0, 0), dtype=np.int32),
         samples=none,
         sample_requests=np.empty(0, dtype=np.int64),
         sample_seats=none,

@@ -64,7 +64,7 @@ def table_of(driver: Driver, request: int) -> list[int]:
     assert plan is not None
     row = plan.requests.tolist().index(request)
     num = -(-int(plan.num_context[row] + plan.num_new[row]) // 4)
-    return plan.block_tables[row, :num].tolist()
+    return plan.layout().block_tables[row, :num].tolist()
 
 
 def last(driver: Driver, request: int, kind: type) -> object:
@@ -460,7 +460,7 @@ def test_swapped_out_blocks_may_be_written_in_the_same_step():
         driver.step()
         if driver.plan is not None:
             sources = {device for device, _ in pairs(driver.plan.copies.swap_out)}
-            reused |= bool(sources & set(driver.plan.layout(4).blocks.tolist()))
+            reused |= bool(sources & set(driver.plan.layout().blocks.tolist()))
 
     assert reused
     assert driver.scheduler.statistics().swaps == len(driver.preempted) > 0

@@ -369,7 +369,7 @@ def test_equal_prompts_prefilled_together_are_published_once(n: int):
     driver.add(5, prompt, n=n, max_tokens=12)
     driver.step()
     assert driver.plan is not None
-    first, second = driver.plan.block_tables[:, :2].tolist()
+    first, second = driver.plan.layout().block_tables[:, :2].tolist()
     assert not set(first) & set(second)
     driver.step()
     driver.add(9, prompt, max_tokens=2)
@@ -378,7 +378,7 @@ def test_equal_prompts_prefilled_together_are_published_once(n: int):
     assert driver.cached[9] == 8
     assert driver.plan is not None
     row = driver.plan.requests.tolist().index(9)
-    assert driver.plan.block_tables[row, :2].tolist() == first
+    assert driver.plan.layout().block_tables[row, :2].tolist() == first
     driver.run()
     for choice in range(n):
         assert driver.tokens[1 + choice] == oracle(prompt, 6, choice)

@@ -661,9 +661,8 @@ def test_same_arrivals_same_decisions():
         while driver.scheduler.has_unfinished:
             driver.step()
             if driver.plan:
-                plans.append(
-                    [*driver.plan.requests.tolist(), *driver.plan.block_tables.ravel().tolist()]
-                )
+                blocks = driver.plan.layout().blocks
+                plans.append([*driver.plan.requests.tolist(), *blocks.tolist()])
         return plans
 
     assert trace() == trace()
