@@ -85,8 +85,10 @@ class Front:
             engine.close()
             # An engine that loads does not listen, and has nothing to lose.
             status = await self._process.stop(_LEAVE_S if engine.limits else 0.0)
-            # A hook that had not returned: the engine died in it, or hung there until it was killed
-            _log.info("engine left", status=status, during=self._process.hook_under_way)
+            _log.info("engine left", status=status)
+            # It died in a hook, or hung there until it was killed
+            if during := self._process.hook_under_way:
+                _log.error("engine left in a policy's hook", status=status, during=during)
 
     async def _serve(self, engine: EngineClient) -> None:
         config = self._config
