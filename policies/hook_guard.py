@@ -23,6 +23,7 @@ T = TypeVar("T")
 # policy its state and win nothing; nor may one that sleeps go on for ever.
 PATIENCE_S = 0.050
 
+_PATIENCE_FACTOR = 5  # times the limit, where that is more
 _POLL_S = 1e-3  # between looks at one that had no time yet
 _FRESH_S = 1e-3  # for so long a sample of the CPU clock serves
 
@@ -77,9 +78,10 @@ class SignalGuard:
     """Breaks Python code and sleeps in the main thread.
 
     A call is interrupted once its thread has computed for the limit, or once PATIENCE_S have gone
-    by. The next interruption is pending then, so that one that swallows the first meets another
-    where it goes on, outside of what caught it, and so on until nothing catches. A late signal does
-    nothing: the handler raises only inside of the call, and `run` itself is outside.
+    by, and five times the limit. The next interruption is pending then, so that one that swallows
+    the first meets another where it goes on, outside of what caught it, and so on until nothing
+    catches. A late signal does nothing: the handler raises only inside of the call, and `run`
+    itself is outside.
 
     Used as a context manager, which takes SIGALRM and gives it back.
     """
@@ -146,7 +148,8 @@ class SignalGuard:
 
     def _is_over(self) -> bool:
         elapsed_s = time.monotonic() - self._started_s
-        return elapsed_s >= PATIENCE_S or self.cpu_s() >= self._limit_s
+        patience_s = max(PATIENCE_S, _PATIENCE_FACTOR * self._limit_s)
+        return elapsed_s >= patience_s or self.cpu_s() >= self._limit_s
 
 
 def _is_in_call(frame: FrameType | None) -> bool:

@@ -82,13 +82,14 @@ class Asked:
         policies = {**BUILTIN, "mine": self.machine.policy(), "other": self.machine.policy()}
         chosen = {"order_admissions": "mine", "select_victims": "other" if two else "mine"}
         self.memory = bytearray(SIZE)
+        profile = Profile(chosen, policies)
         self.runner = PolicyRunner(
-            Profile(chosen, policies),
+            profile,
             timer=self.machine.timer,
             guard=self.machine,
             blame=Blame(self.memory),
         )
-        self.decisions = Decisions(self.runner._profile, self.runner)
+        self.decisions = Decisions(profile, self.runner)
         self.step = STEP
 
     def next_step(self, after_s: float = 0.01) -> None:
