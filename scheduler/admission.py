@@ -91,7 +91,7 @@ class Admission:
     ) -> _Verdict:
         """Whether the row enters, and if not, whether those behind it still may."""
         table, credits = self._stores.table, self._stores.credits
-        if not credits.has_spare(candidate.credit, candidate.choices):
+        if credits.num_limited and not credits.has_spare(candidate.credit, candidate.choices):
             return "passed over"
         has_tokens = plan.has_room_for(candidate.num_tokens - entry.computed)
         if lack.whole.is_none:
@@ -197,7 +197,7 @@ class Admission:
         self._normal_since_starving = 0 if starving else self._normal_since_starving + 1
         if starving:
             table.pinned_until[row] = table.generated_tokens[row] + PINNED_TOKENS
-        wait_s = plan.now_s - float(table.waits_since_s[row])
+        wait_s = plan.now_s - candidate.waits_since_s
         for choice in candidate.cold.choices:
             when = plan.step_id, plan.now_s, choice
             if candidate.preemptions:

@@ -19,6 +19,10 @@ from cadenza.scheduler.prefix_index import Prefix, PrefixIndex, Tokens
 
 Blocks = npt.NDArray[np.int32]
 
+# Cached blocks that an eviction takes at least: so many, or this share of them if that is less
+EVICTED_AHEAD = 1024
+SHARE_AHEAD = 128
+
 
 class BlockCounts(NamedTuple):
     """Where the pool's blocks are; the three always sum to the pool's size."""
@@ -67,11 +71,15 @@ class BlockPool:
     def allocate(self, num: int) -> Blocks:
         """Take `num` blocks with one reference each; evicts the oldest cached ones if it must.
 
+        From a large cache it evicts some more at once, as many cost hardly more than a few.
+
         Raises:
             AssertionError: fewer are available; callers check `num_available` first.
         """
         assert num <= self.num_available, f"{num} blocks wanted, {self.num_available} available"
-        self._evict(num - self._num_free)
+        if num > self._num_free:
+            ahead = min(EVICTED_AHEAD, len(self._cached) // SHARE_AHEAD)
+            self._evict(max(num - self._num_free, ahead))
         self._num_free -= num
         taken = self._free[self._num_free : self._num_free + num][::-1].copy()
         self._references[taken] = 1
@@ -107,24 +115,18 @@ class BlockPool:
         tail unreachable.
         """
         blocks = tables[0][::-1] if len(tables) == 1 else _concatenate_reversed(tables)
-        unheld = blocks if self._release_unshared(blocks) else self._release_shared(blocks)
+        if (self._references[blocks] == 1).all():  # then each is given once, too
+            self._references[blocks] = 0
+            unheld = blocks
+        else:
+            unheld = self._release_shared(blocks)
         self._num_held -= len(unheld)
         published = self.index.names[unheld] != 0
         self._cached.push(unheld[published])
         self._set_free(unheld[~published])
 
-    def _release_unshared(self, blocks: Blocks) -> bool:
-        """`release` if each of the blocks is held once and given once; otherwise nothing."""
-        if (self._references[blocks] != 1).any():
-            return False
-        places = np.arange(len(blocks), dtype=np.int32)
-        self._references[blocks] = places
-        distinct = (self._references[blocks] == places).all()
-        self._references[blocks] = 0 if distinct else 1
-        return bool(distinct)
-
     def _release_shared(self, blocks: Blocks) -> Blocks:
-        """`release` where blocks may be held, or given, several times; who is unheld then."""
+        """Drop a reference of blocks that may be given several times; those nobody holds then."""
         np.subtract.at(self._references, blocks, 1)
         left = self._references[blocks]
         assert left.min(initial=0) >= 0, "a block is released more often than held"
@@ -161,10 +163,9 @@ class BlockPool:
         self.distrust(np.flatnonzero(self._references).astype(np.int32))
 
     def _evict(self, num: int) -> None:
-        if num > 0:
-            oldest = self._cached.pop(num)
-            self.index.remove(oldest)
-            self._set_free(oldest)
+        oldest = self._cached.pop(num)
+        self.index.remove(oldest)
+        self._set_free(oldest)
 
     def _set_free(self, blocks: Blocks) -> None:
         self._free[self._num_free : self._num_free + len(blocks)] = blocks

@@ -161,7 +161,7 @@ class PrefixIndex:
 
     def publish_runs(
         self,
-        parents: Blocks,
+        parents: Runs,
         names: Names,
         starts: Runs,
         tokens: Tokens,
@@ -187,15 +187,15 @@ class PrefixIndex:
         keys: list[BlockKey] = []
         continued: set[int] = set()
         for run in where(alive & ~plain).tolist():
-            prefix, key = Prefix(parents.item(run), names.item(run)), key_of(run)
-            if prefix.block >= 0:
-                known = self.match(prefix, (key,), tokens[starts[run]][None])
-                if len(known) or prefix.name in continued:
-                    continue
-                continued.add(prefix.name)
-            if (prefix.name, key) in self._branches:
+            parent, name, key = parents.item(run), names.item(run), key_of(run)
+            if (name, key) in self._branches:
                 continue
-            self._link(prefix, key, heads.item(run))
+            if parent >= 0:
+                known = self.match(Prefix(parent, name), (key,), tokens[starts[run]][None])
+                if len(known) or name in continued:
+                    continue
+                continued.add(name)
+            self._link(Prefix(parent, name), key, heads.item(run))
             keys.append(key)
             done[run] = True
         if not done.all():

@@ -46,11 +46,10 @@ class Publisher:
         if pool.num_trusted(blocks) < len(blocks):
             return np.zeros(len(rows), dtype=bool)
         tokens = table.history_blocks[seats, depths]
-        names, parents = table.prefix_name[rows], table.prefix_block[rows].astype(np.int32)
-        row_of, depth_of = rows.item, first.item
+        parents, names = table.prefix_block[rows], table.prefix_name[rows]
 
         def key_of(run: int) -> BlockKey:
-            return self._key(row_of(run), depth_of(run))
+            return self._key(rows.item(run), first.item(run))
 
         done = pool.index.publish_runs(parents, names, starts, tokens, blocks, key_of)
         tails = blocks[ends - 1][done]

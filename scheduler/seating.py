@@ -24,6 +24,7 @@ class Candidate(NamedTuple):
     choices: int
     credit: int  # slot
     preemptions: int
+    waits_since_s: float
     num_tokens: int
     blocks: int  # that these tokens take
     tails: int  # blocks beyond those, so that each of several choices has a tail of its own
@@ -49,6 +50,7 @@ def candidates_of(table: RequestTable, rows: Rows) -> Iterator[Candidate]:
         choices,
         table.credit[rows],
         table.preemptions[rows],
+        table.waits_since_s[rows],
         num_tokens,
         blocks,
         tails,

@@ -85,8 +85,8 @@ MUTANTS = (
     Mutant(
         "allocation evicts one block too few",
         "scheduler/blocks.py",
-        "self._evict(num - self._num_free)",
-        "self._evict(num - self._num_free - 1)",
+        "self._evict(max(num - self._num_free, ahead))",
+        "self._evict(max(num - self._num_free - 1, ahead))",
     ),
     Mutant(
         "reserved blocks still count as available",
@@ -122,7 +122,7 @@ MUTANTS = (
     Mutant(
         "an evicted block keeps its key",
         "scheduler/blocks.py",
-        "            self.index.remove(oldest)\n",
+        "        self.index.remove(oldest)\n",
         "",
     ),
     Mutant(
@@ -194,7 +194,7 @@ MUTANTS = (
     Mutant(
         "equal continuations of a block are both published where rows wait",
         "scheduler/prefix_index.py",
-        "if len(known) or prefix.name in continued:",
+        "if len(known) or name in continued:",
         "if len(known):",
     ),
     Mutant(

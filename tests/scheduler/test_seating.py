@@ -88,10 +88,11 @@ def test_candidates_are_the_rows_in_their_order_in_plain_numbers():
     candidates = list(candidates_of(table, np.array([second, first])))
 
     assert candidates == [
-        Candidate(second, table.cold(second), 1, -1, 1, int(table.credit[second]), 0, 1, 1, 0),
-        Candidate(first, table.cold(first), 0, 3, 1, 0, 2, 5, 2, 0),
+        Candidate(second, table.cold(second), 1, -1, 1, int(table.credit[second]), 0, 0.0, 1, 1, 0),
+        Candidate(first, table.cold(first), 0, 3, 1, 0, 2, 0.0, 5, 2, 0),
     ]
-    assert all(type(number) is int for each in candidates for number in (each[0], *each[2:]))
+    plain = [number for each in candidates for number in (each[0], *each[2:])]
+    assert {type(number) for number in plain} == {int, float}
     assert not list(candidates_of(table, np.empty(0, dtype=np.intp)))
 
 
