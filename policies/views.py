@@ -38,7 +38,7 @@ class RequestColumns:
         column = self._columns[name]
         memory = self._gathered.get(name)
         if memory is None:
-            memory = self._gathered[name] = column[self._rows].tobytes()
+            memory = self._gathered[name] = column.take(self._rows).tobytes()
         # A new array each time, since the shape of one that cannot be written can be set
         return np.frombuffer(memory, column.dtype)
 
