@@ -163,7 +163,7 @@ def _array(answer: Any, length: int, kinds: str, what: str) -> npt.NDArray[Any]:
 
 
 def _check_scores(length: int, answer: Any) -> FloatArray:
-    scores = _array(answer, length, "fiu", "scores").astype(np.float64)
+    scores = _array(answer, length, "fiu", "scores").astype(np.float64, copy=False)
     if not scores.min(initial=np.inf) > -np.inf:  # the least of any and NaN is NaN
         raise AnswerError("scores must not be NaN or -inf")
     return scores

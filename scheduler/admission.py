@@ -72,7 +72,7 @@ class Admission:
                 continue
             if candidate.admission < 0:
                 fresh.append(candidate.arrival)
-            if not lack.whole.is_none:  # others may have left, with what they were promised
+            if lack is not None:  # others may have left, with what they were promised
                 promised = promised_to(stores)
             self._seating.enter(plan, candidate, entry, promised + self._seating.promised)
             kept = wanted
@@ -86,7 +86,7 @@ class Admission:
         budget: Budget,
         candidate: Candidate,
         entry: Entry,
-        lack: Lack,
+        lack: Lack | None,
         starving: bool,
     ) -> _Verdict:
         """Whether the row enters, and if not, whether those behind it still may."""
@@ -94,7 +94,7 @@ class Admission:
         if credits.num_limited and not credits.has_spare(candidate.credit, candidate.choices):
             return "passed over"
         has_tokens = plan.has_room_for(candidate.num_tokens - entry.computed)
-        if lack.whole.is_none:
+        if lack is None:
             if has_tokens:
                 return "enters"
             return "blocks" if starving else "passed over"
@@ -174,19 +174,21 @@ class Admission:
 
     def _lack(
         self, plan: PlanBuilder, candidate: Candidate, entry: Entry, keep: int, promised: int
-    ) -> Lack:
+    ) -> Lack | None:
         """What the row lacks to hold all its known tokens, with `keep` and the watermark left.
 
-        Both are waived while nothing runs, or a large request would wait for ever.
+        Both are waived while nothing runs, or a large request would wait for ever. None: nothing.
         """
         stores = self._stores
         left = stores.pool.num_available - candidate.blocks
         if len(entry.found):  # what others hold costs nothing
             left += len(entry.found) - stores.pool.num_unheld(entry.found)
         seats = candidate.choices - stores.table.free_seats
-        if plan.is_empty:
-            return Lack(Shortage(-left, seats), Shortage(-left, seats))
         spared = stores.watermark + promised + candidate.tails
+        if plan.is_empty:
+            keep = spared = 0
+        if spared + keep <= left and seats <= 0:
+            return None
         return Lack(Shortage(spared + keep - left, seats), Shortage(spared - left, seats))
 
     def _tell(

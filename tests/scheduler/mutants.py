@@ -445,8 +445,8 @@ MUTANTS = (
     Mutant(
         "the watermark is waived beside others and kept on an idle engine",
         "scheduler/admission.py",
-        "        if plan.is_empty:\n            return Lack(",
-        "        if not plan.is_empty:\n            return Lack(",
+        "        if plan.is_empty:\n            keep = spared = 0",
+        "        if not plan.is_empty:\n            keep = spared = 0",
     ),
     Mutant(
         "admission does not count the decodes of the step",
