@@ -2,8 +2,8 @@
 
 A policy fails in a step when it raises, answers wrongly, or overruns. It is not asked again in that
 step; the default decides. After STRIKES failures within WINDOW_S it is quarantined, all its hooks
-together, until `release`. All policies share one time budget a step; once it is spent, those not
-asked yet are passed over.
+together, until `release`. All policies share one time budget a step; once little of it is left,
+those not asked yet are passed over, as an interrupted call costs its policy what it has learned.
 
 The default policies are trusted: they are what decides when others fail, so they have no time limit
 and are never passed over. One that raises is counted and logged as an error, and has no opinion.
@@ -28,6 +28,7 @@ BUDGET_S = 0.010  # of all policies together, in a step
 STRIKES = 3
 WINDOW_S = 60.0
 
+_LEAST_SHARE = 0.2  # of the budget; who would have less is not asked
 _REBUILD_S = 0.050  # for building an instance anew
 _ERROR_CHARACTERS = 200
 
@@ -47,7 +48,7 @@ class Tally:
     calls: int = 0
     faults: int = 0
     excused: int = 0  # interrupted for lack of time that others had spent, or the machine
-    passed_over: int = 0  # not asked: quarantined, at fault before in the step, or no time left
+    passed_over: int = 0  # not asked: quarantined, at fault in the step, or too little time left
     spent_s: float = 0.0
     last_error: str = ""
 
@@ -68,6 +69,7 @@ class _Standing:
     trusted: bool
     quarantined: bool = False
     failed_step: int | None = None
+    lacked_time: bool = False  # and the log says so
     strikes: deque[float] = field(default_factory=lambda: deque(maxlen=STRIKES))
 
     def is_out(self, step_id: int) -> bool:
@@ -157,9 +159,13 @@ class PolicyRunner:
         asked = self._hooks.get((policy, hook)) or self._open(policy, hook)
         standing, tally = asked.standing, asked.tally
         limit_s = self._budget_s - self._spent_s
-        if not standing.trusted and (limit_s <= 0 or standing.is_out(step.step_id)):
-            tally.passed_over += 1
-            return None
+        if not standing.trusted:
+            is_out = standing.is_out(step.step_id)
+            if is_out or limit_s <= _LEAST_SHARE * self._budget_s:
+                tally.passed_over += 1
+                if not is_out:
+                    self._log_lack_of_time(asked, limit_s)
+                return None
         interrupted = False
         started_s = self._timer()
         self._blame.enter(asked.number, started_s)
@@ -178,7 +184,9 @@ class PolicyRunner:
         if not standing.trusted:
             self._spent_s += elapsed_s
             if interrupted or elapsed_s > limit_s:
-                return self._judge_overrun(asked, answer, error, step, elapsed_s, interrupted)
+                return self._judge_overrun(
+                    asked, answer, error, step, limit_s, elapsed_s, interrupted
+                )
         if error is not None:
             self._count_fault(asked, error, step)
         return answer
@@ -236,6 +244,7 @@ class PolicyRunner:
         answer: T | None,
         error: str | None,
         step: StepView,
+        limit_s: float,
         elapsed_s: float,
         interrupted: bool,
     ) -> T | None:
@@ -247,11 +256,19 @@ class PolicyRunner:
         elif interrupted:
             asked.tally.excused += 1
             asked.standing.failed_step = step.step_id
+            self._log_lack_of_time(asked, limit_s)
         elif error is not None:
             self._count_fault(asked, error, step)
         if interrupted:
             self._replace(asked, step)
         return None if guilty or interrupted else answer
+
+    def _log_lack_of_time(self, asked: _Hook, left_s: float) -> None:
+        """Nobody's fault, and so in no metric; but a policy that is never asked decides nothing."""
+        if not asked.standing.lacked_time:
+            asked.standing.lacked_time = True
+            left_ms = round(left_s * 1e3, 1)
+            _log.warning("policy lacks time", hook=asked.name, policy=asked.policy, left_ms=left_ms)
 
     def _count_fault(self, asked: _Hook, error: str, step: StepView) -> None:
         """Log the first fault of each policy in each hook; a broken one would fill the log."""

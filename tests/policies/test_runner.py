@@ -266,6 +266,32 @@ def test_all_policies_share_one_budget_a_step():
     assert asked.victims() == MY_VICTIMS
 
 
+def test_who_would_have_too_little_time_is_not_asked_and_the_log_says_so_once():
+    asked = Asked(two=True)
+    asked.machine.act = asked.machine.takes(0.0085)
+    with capture_logs() as logs:
+        for _ in range(3):
+            assert asked.order() == MY_ORDER
+            assert asked.victims() == DEFAULT_VICTIMS
+            asked.next_step()
+
+    tally = asked.tally("other", "select_victims")
+    assert (tally.calls, tally.passed_over) == (0, 3)
+    assert asked.runner.take_news() == ()
+    assert [(entry["event"], entry["policy"], entry["left_ms"]) for entry in logs] == [
+        ("policy lacks time", "other", 1.5)
+    ]
+
+
+def test_who_has_enough_left_is_asked():
+    asked = Asked(two=True)
+    asked.machine.act = asked.machine.takes(0.0075)
+    assert asked.order() == MY_ORDER
+    asked.machine.act = asked.machine.takes(0.001)
+
+    assert asked.victims() == MY_VICTIMS
+
+
 def test_an_overrun_is_a_fault_whatever_the_answer(asked: Asked):
     asked.machine.act = asked.machine.takes(0.011)
 
@@ -310,11 +336,13 @@ def test_an_interrupted_instance_is_built_anew(asked: Asked):
 
 
 def test_who_was_interrupted_in_what_others_left_is_excused_but_built_anew(asked: Asked):
-    for _ in range(5):
-        assert interrupt(asked, computed_s=0.003) == DEFAULT_ORDER
-        assert asked.victims() == DEFAULT_VICTIMS
-        asked.next_step()
+    with capture_logs() as logs:
+        for _ in range(5):
+            assert interrupt(asked, computed_s=0.003) == DEFAULT_ORDER
+            assert asked.victims() == DEFAULT_VICTIMS
+            asked.next_step()
 
+    assert [entry["event"] for entry in logs] == ["policy lacks time"]
     assert asked.machine.built == 6
     assert asked.tally().excused == 5
     assert asked.runner.faults == 0
