@@ -84,6 +84,7 @@ class _Hook:
     name: str
     number: int  # for the blame
     standing: _Standing
+    told: bool = False  # of a fault, in the log
     tally: Tally = field(default_factory=Tally)
 
 
@@ -206,8 +207,11 @@ class PolicyRunner:
         error = self._rebuild(policy)
         if error is not None:
             raise PolicyUnusable(f"policy {policy!r} cannot be built anew: {error}")
-        standing.quarantined = False
+        standing.quarantined = standing.lacked_time = False
         standing.strikes.clear()
+        for hook in self._hooks.values():
+            if hook.policy == policy:
+                hook.told = False
         self._has_news = True
         _log.info("policy released", policy=policy)
 
@@ -259,7 +263,7 @@ class PolicyRunner:
             self._log_lack_of_time(asked, limit_s)
         elif error is not None:
             self._count_fault(asked, error, step)
-        if interrupted:
+        if interrupted and not asked.standing.quarantined:  # else `release` replaces it
             self._replace(asked, step)
         return None if guilty or interrupted else answer
 
@@ -271,13 +275,17 @@ class PolicyRunner:
             _log.warning("policy lacks time", hook=asked.name, policy=asked.policy, left_ms=left_ms)
 
     def _count_fault(self, asked: _Hook, error: str, step: StepView) -> None:
-        """Log the first fault of each policy in each hook; a broken one would fill the log."""
+        """Log the first fault of each policy in each hook; a broken one would fill the log.
+
+        The first after a release is logged again.
+        """
         self.faults += 1
         self._has_news = True
         tally, standing = asked.tally, asked.standing
         tally.faults += 1
         tally.last_error = error
-        if tally.faults == 1:
+        if not asked.told:
+            asked.told = True
             warn = _log.error if standing.trusted else _log.warning
             warn("policy fault", hook=asked.name, policy=asked.policy, error=error)
         if standing.trusted:

@@ -165,7 +165,7 @@ tally = runner.tallies["hangs", "order_admissions"]
 assert runner.quarantined == ("hangs",), tally
 assert tally.calls == tally.faults == 3, tally
 assert "AssertionError" not in tally.last_error, tally
-assert Hangs.built == 4
+assert Hangs.built == 3  # quarantined: not built a fourth time
 assert signal.getsignal(signal.SIGALRM) == previous
 """
 

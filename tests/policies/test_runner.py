@@ -234,6 +234,15 @@ def test_a_released_policy_is_a_fresh_instance_without_a_past(asked: Asked):
     assert asked.runner.quarantined == ("mine",)
 
 
+def test_faults_after_a_release_are_logged_again(asked: Asked):
+    asked.fail(3)
+    asked.runner.release("mine")
+    with capture_logs() as logs:
+        asked.fail(2)
+
+    assert [entry["event"] for entry in logs] == ["policy fault"]
+
+
 def test_release_of_what_is_not_quarantined(asked: Asked):
     asked.order()
     asked.runner.release("mine")
@@ -333,6 +342,18 @@ def test_an_interrupted_instance_is_built_anew(asked: Asked):
     asked.next_step()
     assert asked.order() == MY_ORDER
     assert asked.victims() == MY_VICTIMS
+
+
+def test_a_third_strike_by_interruption_builds_nothing_until_the_release(asked: Asked):
+    for _ in range(3):
+        assert interrupt(asked, computed_s=0.011) == DEFAULT_ORDER
+        asked.next_step()
+
+    assert asked.runner.quarantined == ("mine",)
+    assert asked.machine.built == 3
+    asked.runner.release("mine")
+    assert asked.machine.built == 4
+    assert asked.order() == MY_ORDER
 
 
 def test_who_was_interrupted_in_what_others_left_is_excused_but_built_anew(asked: Asked):
