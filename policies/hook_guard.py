@@ -121,8 +121,6 @@ class SignalGuard:
         signal.setitimer(signal.ITIMER_REAL, limit_s, _POLL_S)
         try:
             answer = call(*arguments)
-        except KeyboardInterrupt:
-            raise
         except BaseException:
             # Gone before the timer is, with all finalizers of the frames that it held
             if not self._interrupted:

@@ -106,13 +106,17 @@ class PolicyRunner:
             profile: whose policies are asked.
             timer: seconds, to measure calls with. Without one no call takes any time, so that what
                 is decided does not depend on the machine.
-            guard: ends calls that take too long; None: nobody does.
+            guard: ends calls that take too long; None: nobody does, and Ctrl-C passes through. With
+                one, a KeyboardInterrupt is a fault like any other.
             blame: where the call under way is noted.
             budget_s: for all policies together in a step.
         """
         self._profile = profile
         self._timer = timer
         self._guard = guard or NoGuard()
+        # Whoever guards calls ignores SIGINT, so that a KeyboardInterrupt is a policy's own
+        is_free = isinstance(self._guard, NoGuard)
+        self._not_theirs: tuple[type[BaseException], ...] = (KeyboardInterrupt,) if is_free else ()
         self._blame = blame or Blame(bytearray(SIZE))
         self._budget_s = budget_s
         self._hooks: dict[tuple[str, str], _Hook] = {}
@@ -236,10 +240,11 @@ class PolicyRunner:
                 arguments = {**arguments, "costs": replace(arguments["costs"])}
             answer = self._profile.caller(asked.name, asked.policy)(**arguments)
             return None if answer is None else check(answer), None
-        except KeyboardInterrupt:
+        except self._not_theirs:
             raise
         except BaseException as error:
-            # The boundary between foreign code and the core: SystemExit too stays here.
+            # The boundary between foreign code and the core: SystemExit too stays here, and, under
+            # a guard, KeyboardInterrupt.
             return None, _describe(error)
 
     def _judge_overrun(
@@ -314,7 +319,7 @@ class PolicyRunner:
     def _try_to_rebuild(self, policy: str) -> str | None:
         try:
             self._profile.rebuild(policy)
-        except KeyboardInterrupt:
+        except self._not_theirs:
             raise
         except BaseException as error:  # a constructor is foreign code too
             return _describe(error)

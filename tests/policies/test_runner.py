@@ -12,7 +12,7 @@ from cadenza.policies import RequestColumns, StepView, hookimpl
 from cadenza.policies.blame import SIZE, Blame, Culprit, read_blame
 from cadenza.policies.builtin import BUILTIN
 from cadenza.policies.decisions import Decisions
-from cadenza.policies.hook_guard import Interrupted
+from cadenza.policies.hook_guard import Interrupted, NoGuard
 from cadenza.policies.profile import Profile
 from cadenza.policies.runner import FaultCount, PolicyRunner, PolicyUnusable
 from tests.policies.views import STEP, columns
@@ -194,13 +194,29 @@ def test_a_fault_of_one_policy_costs_no_other():
     assert asked.victims() == MY_VICTIMS
 
 
-def test_ctrl_c_is_not_the_policys(asked: Asked):
-    asked.machine.act = raises(KeyboardInterrupt())
+def test_a_policy_that_interrupts_is_at_fault_like_any_other(asked: Asked):
+    asked.machine.act = asked.machine.construct = raises(KeyboardInterrupt())
+
+    for _ in range(3):
+        assert asked.order() == DEFAULT_ORDER
+        asked.next_step()
+
+    assert asked.tally().last_error == "KeyboardInterrupt()"
+    assert asked.runner.quarantined == ("mine",)
+    with pytest.raises(PolicyUnusable):
+        asked.runner.release("mine")
+
+
+def test_without_a_guard_ctrl_c_is_not_the_policys():
+    machine, memory = Machine(), bytearray(SIZE)
+    profile = Profile({"order_admissions": "mine"}, {**BUILTIN, "mine": machine.policy()})
+    runner = PolicyRunner(profile, guard=NoGuard(), blame=Blame(memory))
+    machine.act = raises(KeyboardInterrupt())
 
     with pytest.raises(KeyboardInterrupt):
-        asked.order()
+        Decisions(profile, runner).order_admissions(WAITING, STEP)
 
-    assert read_blame(asked.memory) is None
+    assert read_blame(memory) is None
 
 
 def test_three_faults_within_a_minute_quarantine_all_hooks(asked: Asked):
