@@ -24,8 +24,8 @@ class Mlfq:
 
     By arrival within a queue. Whoever has waited for `promote_s` is in the first queue until it is
     admitted. As a displacement policy too, a request may push out those of later queues; promotions
-    do not count there, or two could push each other out for ever, while quanta that double let a
-    request be pushed out only so often.
+    and what the cache holds do not count there, or two could push each other out for ever, while
+    quanta that double let a request be pushed out only so often.
 
     FastServe measures service in time and swaps ahead of need; ours is in tokens, which need no
     model of speed, and moves nothing ahead. It loses against predictions that are right, since it
@@ -54,20 +54,21 @@ class Mlfq:
     @hookimpl
     def order_admissions(self, waiting: RequestColumns, step: StepView) -> FloatArray:
         promoted = step.now_s - waiting.waits_since_s >= self._options.promote_s
-        return np.where(promoted, 0.0, self._queues(waiting))
+        new = (waiting.generated_tokens == 0) & (waiting.admission < 0)
+        prefill = np.where(new, waiting.remaining_prefill, waiting.prompt_tokens)
+        return np.where(promoted, 0.0, self._queues(waiting, prefill))
 
     @hookimpl
     def allow_displacement(
         self, candidate: RequestColumns, running: RequestColumns, step: StepView
     ) -> FloatArray:
-        margins: FloatArray = self._queues(running).astype(np.float64)
-        margins -= self._queues(candidate)[0]
+        # By whole prompts, since what the cache held is known of those who wait only
+        margins: FloatArray = self._queues(running, running.prompt_tokens).astype(np.float64)
+        margins -= self._queues(candidate, candidate.prompt_tokens)[0]
         return margins
 
-    def _queues(self, requests: RequestColumns) -> IntArray:
-        """The queue of each request; 0 is the first."""
-        new = (requests.generated_tokens == 0) & (requests.admission < 0)
-        prefill = np.where(new, requests.remaining_prefill, requests.prompt_tokens)
+    def _queues(self, requests: RequestColumns, prefill: IntArray) -> IntArray:
+        """The queue of each request, of which `prefill` is computed; 0 is the first."""
         quanta = prefill / self._options.quantum
         join = np.ceil(np.log2(np.maximum(quanta, 1)))
         used = quanta + _OUTPUT_WEIGHT / self._options.quantum * requests.generated_tokens

@@ -188,6 +188,13 @@ class TestMlfq:
 
         assert policy.allow_displacement(candidate, running, STEP).tolist() == [-1, 0, 1]
 
+    def test_equals_do_not_push_each_other_out_by_what_the_cache_holds(self):
+        policy = Mlfq(Mlfq.Options(quantum=100))
+        candidate = whole(prompt_tokens=[900], cached_tokens=[896])
+        running = whole(prompt_tokens=[900], admission=[0])
+
+        assert policy.allow_displacement(candidate, running, STEP).tolist() == [0]
+
 
 class TestVictims:
     def test_the_fewest_generated_leave_first_of_equals_the_longest_prompt(self):
