@@ -36,8 +36,8 @@ class LeastLaxity:
         quantum_s: float = 0.05
 
         def __post_init__(self) -> None:
-            if not 0 < self.quantum_s < np.inf:
-                raise ValueError("quantum_s must be finite and above 0")
+            if not 1e-3 <= self.quantum_s < np.inf:
+                raise ValueError("quantum_s must be finite and at least 0.001 (a millisecond)")
 
     def __init__(self, options: Options | None = None) -> None:
         self._quantum_s = (options or self.Options()).quantum_s

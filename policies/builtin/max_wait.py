@@ -25,8 +25,8 @@ class MaxWait:
         seconds: float = 10.0
 
         def __post_init__(self) -> None:
-            if not self.seconds > 0:
-                raise ValueError("seconds must be above 0")
+            if not self.seconds >= 1e-3:
+                raise ValueError("seconds must be at least 0.001 (a millisecond)")
 
     def __init__(self, options: Options | None = None) -> None:
         self._seconds = (options or self.Options()).seconds

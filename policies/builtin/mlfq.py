@@ -45,8 +45,8 @@ class Mlfq:
         def __post_init__(self) -> None:
             if self.quantum < 1:
                 raise ValueError("quantum must be at least 1")
-            if not self.promote_s > 0:
-                raise ValueError("promote_s must be above 0")
+            if not self.promote_s >= 1e-3:
+                raise ValueError("promote_s must be at least 0.001 (a millisecond)")
 
     def __init__(self, options: Options | None = None) -> None:
         self._options = options or self.Options()

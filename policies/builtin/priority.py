@@ -33,8 +33,8 @@ class Priority:
         aging_s: float = 60.0
 
         def __post_init__(self) -> None:
-            if not self.aging_s > 0:
-                raise ValueError("aging_s must be above 0")
+            if not self.aging_s >= 1e-3:
+                raise ValueError("aging_s must be at least 0.001 (a millisecond)")
 
     def __init__(self, options: Options | None = None) -> None:
         self._aging_s = (options or self.Options()).aging_s

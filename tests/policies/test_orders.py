@@ -13,6 +13,7 @@ from cadenza.policies.builtin import (
     Hrrn,
     LeastLaxity,
     MaxWait,
+    Mlfq,
     Priority,
     ShortestPrefill,
 )
@@ -55,9 +56,16 @@ class TestPriority:
 
         assert overtaking == [True] * 5 + [False] * 95
 
-    def test_a_number_of_seconds_is_wanted(self):
-        with pytest.raises(ValueError, match="aging_s"):
-            Priority.Options(aging_s=0)
+
+@pytest.mark.parametrize(
+    ("policy", "option"),
+    [(Priority, "aging_s"), (LeastLaxity, "quantum_s"), (MaxWait, "seconds"), (Mlfq, "promote_s")],
+)
+@pytest.mark.parametrize("seconds", [-1.0, 0.0, 5e-324, 9e-4, float("nan")])
+def test_times_below_a_millisecond_are_refused(policy: type, option: str, seconds: float):
+    with pytest.raises(ValueError, match=rf"{option} must be .*at least 0\.001"):
+        policy.Options(**{option: seconds})
+    assert getattr(policy.Options(**{option: 1e-3}), option) == 1e-3
 
 
 def test_shortest_prefill_counts_what_neither_cache_nor_host_holds():
