@@ -22,15 +22,13 @@ from cadenza.policies.profile import LISTS, OBSERVER
 _SHORT = {
     "order": "order_admissions",
     "reserve": "reserve_blocks",
-    "budget": "plan_budget",
     "victims": "select_victims",
     "displacement": "allow_displacement",
     "preemption": "choose_preemption",
     "guard": "guard_starvation",
-    "eviction": "rank_cached_blocks",
 }
 DECISIONS: dict[str, str] = {
-    **{short: hook for short, hook in _SHORT.items() if hook in DEFAULTS},
+    **_SHORT,
     **{hook: hook for hook in DEFAULTS if hook not in _SHORT.values()},
     "observer": OBSERVER,
 }  # as flags and files have them -> as the profile has them

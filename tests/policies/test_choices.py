@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cadenza.policies.builtin import DEFAULTS
-from cadenza.policies.choices import DECISIONS, SHORT, choose
+from cadenza.policies.choices import _SHORT, DECISIONS, SHORT, choose
 from cadenza.policies.presets import PRESETS
 from cadenza.policies.profile import OBSERVER, Profile
 
@@ -21,6 +21,7 @@ def written(folder: Path, text: str) -> Path:
 
 def test_every_hook_has_a_name_for_flags():
     assert {*DECISIONS.values()} == {*DEFAULTS, OBSERVER}
+    assert {*_SHORT.values()} <= {*DEFAULTS}
     assert SHORT["order_admissions"] == "order"
 
 
