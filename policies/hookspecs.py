@@ -1,8 +1,8 @@
 """The questions the scheduler asks. This file is the contract for policy authors.
 
 Three kinds of hook. A *decision* (first result) is taken by one policy: the one that the profile
-chose, or the default if that one answers None. A *union* (`guard_starvation`) asks the chosen
-policy and the default, and any True counts. An *observer* (`on_...`) is not chosen: every policy
+chose, or the default if that one answers None. A *union* (`guard_starvation`) asks all chosen
+policies and the default, and any True counts. An *observer* (`on_...`) is not chosen: every policy
 of the profile that has it is told, and what it returns is ignored.
 
 For all of them: called from the engine's main thread, between two forward passes, so that every
@@ -113,8 +113,9 @@ def choose_preemption(
 def guard_starvation(waiting: RequestColumns, step: StepView) -> BoolArray | None:
     """Mark waiting requests that are starving; they take every fourth admission, by arrival.
 
-    Called before `order_admissions`, with the same requests. The chosen policy and the default are
-    both asked, and any True counts. None marks nobody. Default: bounded overtake.
+    Called before `order_admissions`, with the same requests. Several policies may be chosen; they
+    and the default, which they do not replace, are all asked, and any True counts. None marks
+    nobody. Default: bounded overtake.
     """
 
 

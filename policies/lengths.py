@@ -16,9 +16,9 @@ _MOST_AT_ONCE = 1024  # finished requests of one step that are learned from
 class LengthPredictor:
     """Mean output length of requests of a kind, drawn towards that of all.
 
-    A kind is a tenant, a power of two of prompt tokens, and one of `max_tokens`. What whoever sent
-    the request predicts goes before; nobody generates more than `max_tokens`. Before anything has
-    finished, everybody is expected to use all of it.
+    A kind is a tenant, a power of two of prompt tokens, and one of `max_tokens`. A request's own
+    `predicted_tokens`, which no API sets yet, go before; nobody generates more than `max_tokens`.
+    Before anything has finished, everybody is expected to use all of it.
     """
 
     def __init__(self) -> None:

@@ -134,7 +134,10 @@ class RequestColumns:
 
     @property
     def predicted_tokens(self) -> IntArray:
-        """Output tokens in all that whoever sent the request expects; 0: nobody said."""
+        """Output tokens in all that whoever sent the request expects; 0: nobody said.
+
+        No API sets them yet.
+        """
         return self._gather("predicted_tokens")
 
     @property

@@ -19,9 +19,9 @@ class LeastLaxity:
 
     in steps of `quantum_s`, within which requests keep their order of arrival: laxities change with
     time, and an order by their last digits would change with them (the hysteresis that least laxity
-    first needs against thrashing). Outputs to come are known only as predictions; without one they
-    count as none. Requests that would be late all the same, and those without targets, come behind,
-    by arrival, as in `edf`.
+    first needs against thrashing). Outputs to come are known only as `predicted_tokens`, and count
+    as none without them. Requests that would be late all the same, and those without targets, come
+    behind, by arrival, as in `edf`.
 
     It loses where its estimates are wrong: costs of tokens and steps are means of late, and a
     request that shares its steps with many others takes longer.

@@ -12,8 +12,8 @@ class MaxWait:
     """A request starves once it has waited for `seconds` since it arrived or lost its seat.
 
     FastServe's promotion by the wall clock (NSDI'26; 3 s there). Starving requests take every
-    fourth admission, by arrival. It loses under an overload that lasts, when everybody has waited
-    that long and the order of the profile is left with nothing to say in a quarter of admissions.
+    fourth admission, by arrival. It loses under an overload that lasts: once everybody has waited
+    that long, nothing of the profile's order remains but plain order of arrival.
     """
 
     name = "max-wait"

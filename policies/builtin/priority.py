@@ -21,7 +21,8 @@ class Priority:
     under which only the guard helps the least urgent class.
 
     It loses under long overload, where old unimportant requests come before new important ones.
-    Displacement and victims go by the priority alone.
+    Displacement and victims go by the priority alone: a request that aging let in may be pushed out
+    by a more urgent one, let in and pushed out again, until it was preempted too often for that.
     """
 
     name = "priority"

@@ -22,8 +22,8 @@ class SrptLimited:
     pushed out has the more to come, so that two never push each other out in turn while their
     predictions stand.
 
-    Outputs are predicted online from those of the same kind (tenant, size of prompt, `max_tokens`),
-    unless whoever sent the request predicts them; the paper probes the model's layers. It loses
+    Outputs are predicted online from those of the same kind (tenant, size of prompt, `max_tokens`);
+    the paper probes the model's layers. `predicted_tokens`, where given, go before. It loses
     the tail: long requests wait until a guard helps them, so never use it without one; and where
     lengths cannot be told from kinds, it is no better than arrival order. Mean times gain the most
     from heavy-tailed outputs, whose tails lose the most.
