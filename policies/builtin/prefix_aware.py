@@ -7,15 +7,20 @@ import numpy as np
 from cadenza.policies.markers import hookimpl
 from cadenza.policies.views import BoolArray, FloatArray, IntArray, RequestColumns, StepView
 
+_NOBODY = np.iinfo(np.int64).max  # arrives after everybody
+
 
 class PrefixAware:
     """Admit who finds the longest prefix in the cache: `score = -cached_tokens`.
 
-    Requests with equal `next_block_key` would compute the same block: the earliest goes, the others
-    stay out of this step (+inf), and find the block in the next. They stay out for as long as
-    their cached prefix grows from one step to the next, as then somebody who runs is computing it
-    for them, chunk by chunk. Once it grows no more, or all of it is there, they go on. A request
-    waits so for as many steps as its prefix has chunks, and one more.
+    Requests with equal `next_block_key` would compute the same block: of those for whose choices
+    there are seats the earliest goes, all others stay out of this step (+inf), and find the block
+    in the next. They stay out for as long as their cached prefix grows from one step to the next,
+    as then somebody who runs is computing it for them, chunk by chunk. Once it grows no more, or
+    all of it is there, they go on. A request waits so for as many steps as its prefix has chunks,
+    and one more. Once the one that could go still waits when the policy is next asked, and has
+    found no more, nobody is held back for it: its reader may take no tokens. If only its turn had
+    not come, its equals may go in one step with it.
 
     The rule is SGLang's longest prefix match (NeurIPS 2024), which serves a queue in the best order
     for hits if the cache holds the longest request. Its in-queue duplicates, told by 32 equal
@@ -32,6 +37,7 @@ class PrefixAware:
         self._step_id = -1  # of the step in which the policy was last asked
         self._requests = np.empty(0, dtype=np.int64)  # that lacked a block then, ascending
         self._cached = np.empty(0, dtype=np.int64)  # tokens that they found then
+        self._could = np.empty(0, dtype=bool)  # who could enter then
 
     @hookimpl
     def order_admissions(self, waiting: RequestColumns, step: StepView) -> FloatArray:
@@ -41,33 +47,42 @@ class PrefixAware:
         requests = waiting.request[lacking]
         order = requests.argsort()
         lacking, requests = lacking[order], requests[order]
-        cached = cached[lacking]
-        held = self._growing(requests, cached, step)
-        held |= _duplicates(keys[lacking], waiting.arrival[lacking])
+        cached, keys = cached[lacking], keys[lacking]
+        grown, stuck = self._compare(requests, cached)
+        # A seat may become free even if none is; who wants one then is as good as anybody
+        fits = waiting.choices[lacking] <= max(1, step.free_seats)
+        held = _duplicates(keys, waiting.arrival[lacking], fits)
+        held &= ~np.isin(keys, keys[stuck])
+        if self._step_id == step.step_id - 1:
+            held |= grown
         scores[lacking[held]] = np.inf
         self._step_id, self._requests, self._cached = step.step_id, requests, cached
+        self._could = fits & ~held
         return scores
 
-    def _growing(self, requests: IntArray, cached: IntArray, step: StepView) -> BoolArray:
-        """Whose cached prefix is longer than it was in the step before."""
-        if self._step_id != step.step_id - 1 or not len(self._requests):
-            return np.zeros(len(requests), dtype=bool)
+    def _compare(self, requests: IntArray, cached: IntArray) -> tuple[BoolArray, BoolArray]:
+        """Who finds more than when the policy was last asked; who does not, and could enter."""
+        if not len(self._requests):
+            nobody = np.zeros(len(requests), dtype=bool)
+            return nobody, nobody
         places = self._requests.searchsorted(requests)
         places[places == len(self._requests)] = 0
         known = self._requests[places] == requests
-        growing: BoolArray = known & (self._cached[places] < cached)
-        return growing
+        grown: BoolArray = known & (self._cached[places] < cached)
+        stuck: BoolArray = known & ~grown & self._could[places]
+        return grown, stuck
 
 
-def _duplicates(keys: IntArray, arrivals: IntArray) -> BoolArray:
-    """Who has the key of an earlier arrival."""
+def _duplicates(keys: IntArray, arrivals: IntArray, fits: BoolArray) -> BoolArray:
+    """Who has the key of somebody that fits, and is not the earliest of those."""
     order = keys.argsort()
     ordered = keys[order]
     starts = np.append(True, ordered[1:] != ordered[:-1])[: len(keys)]
     if starts.all():
         return np.zeros(len(keys), dtype=bool)
     groups = starts.cumsum() - 1  # [requests], in the order of their keys
-    earliest = np.minimum.reduceat(arrivals[order], starts.nonzero()[0])
+    able = np.where(fits, arrivals, _NOBODY)[order]
+    leaders = np.minimum.reduceat(able, starts.nonzero()[0])[groups]
     later = np.empty(len(keys), dtype=bool)
-    later[order] = arrivals[order] != earliest[groups]
+    later[order] = (arrivals[order] != leaders) & (leaders < _NOBODY)
     return later

@@ -52,6 +52,35 @@ def test_growth_over_steps_in_which_nobody_asked_says_nothing():
     assert order(policy, 3, request=[5], next_block_key=[9], cached_tokens=[16]) == [0]
 
 
+def test_nobody_waits_for_one_that_has_no_seats_for_its_choices():
+    waiting = whole(next_block_key=[7, 7, 7, 5, 5], choices=[8, 1, 1, 8, 8])
+
+    def admitted(free_seats: int) -> list[int]:
+        step = replace(STEP, free_seats=free_seats)
+        return order_of(PrefixAware().order_admissions(waiting, step), waiting)
+
+    assert admitted(8) == [0, 3]
+    assert admitted(7) == [1, 3, 4]  # of those that lack block 5 nobody fits, nor holds others back
+    assert admitted(0) == [1, 3, 4]
+
+
+def test_nobody_waits_any_longer_for_one_that_could_enter_and_did_not():
+    policy = PrefixAware()
+    waits = {"request": [4, 5, 6, 7], "next_block_key": [7, 7, 3, 3]}
+
+    assert order(policy, 1, **waits) == [0, 2]
+    assert order(policy, 4, **waits) == [0, 1, 2, 3]
+    grown = {"request": [4, 5, 7], "next_block_key": [8, 8, 3], "cached_tokens": [16, 16, 0]}
+    assert order(policy, 6, **grown) == [0, 2]
+
+
+def test_who_was_held_back_is_not_the_one_that_did_not_enter():
+    policy = PrefixAware()
+
+    assert order(policy, 1, request=[4, 5, 6], next_block_key=[7, 7, 7]) == [0]
+    assert order(policy, 2, request=[5, 6], next_block_key=[7, 7]) == [0]
+
+
 def families(driver: Driver, num: int, *, shared: int = 24, burst: int = 4) -> dict[int, list[int]]:
     """Requests of six families with long common prefixes arrive mixed, in bursts."""
     rng = random.Random(4)
