@@ -137,18 +137,14 @@ class BlockPool:
     ) -> Prefix:
         """Make held blocks findable, as `PrefixIndex.publish` does; frees what was in the way."""
         end, displaced = self.index.publish(prefix, keys, tokens, blocks)
-        for block in displaced:
-            if block in self._cached:
-                unheld = np.array([block], dtype=np.int32)
-                self._cached.discard(unheld)
-                self._set_free(unheld)
+        self._free_unfindable(np.array(displaced, dtype=np.int32))
         return end
 
     def distrust(self, blocks: Blocks) -> None:
         """What is in these held blocks must not be found, now or by a later `publish`."""
         self._distrusted[blocks] = True
         self._any_distrusted |= len(blocks) > 0
-        self.index.remove(blocks)
+        self._free_unfindable(self.index.remove(blocks))
 
     def num_trusted(self, blocks: Blocks) -> int:
         """How many of the blocks come before the first distrusted one."""
@@ -164,8 +160,15 @@ class BlockPool:
 
     def _evict(self, num: int) -> None:
         oldest = self._cached.pop(num)
-        self.index.remove(oldest)
+        behind = self.index.remove(oldest)
         self._set_free(oldest)
+        self._free_unfindable(behind)
+
+    def _free_unfindable(self, blocks: Blocks) -> None:
+        """Free those of the blocks, just removed from the index, that were cached."""
+        cached = blocks[self._cached.has(blocks)]
+        self._cached.discard(cached)
+        self._set_free(cached)
 
     def _set_free(self, blocks: Blocks) -> None:
         self._free[self._num_free : self._num_free + len(blocks)] = blocks

@@ -7,10 +7,13 @@ from collections import deque
 import numpy as np
 import numpy.typing as npt
 
+from cadenza.scheduler.columns import where
+
 Blocks = npt.NDArray[np.int32]
 Stamps = npt.NDArray[np.int64]
 
 _ABSENT = 0
+_LOOK_AHEAD = 1024
 
 
 class EvictionQueue:
@@ -29,8 +32,10 @@ class EvictionQueue:
     def __len__(self) -> int:
         return self._num
 
-    def __contains__(self, block: int) -> bool:
-        return bool(self._stamps[block] != _ABSENT)
+    def has(self, blocks: Blocks) -> npt.NDArray[np.bool_]:
+        """Which of the blocks are in the queue."""
+        queued: npt.NDArray[np.bool_] = self._stamps[blocks] != _ABSENT
+        return queued
 
     def push(self, blocks: Blocks) -> None:
         """Queue these blocks, in this order, behind all others; none may be in the queue."""
@@ -59,13 +64,15 @@ class EvictionQueue:
         popped: list[Blocks] = []
         while num:
             blocks, stamps = self._runs.popleft()
-            if len(blocks) > num:
-                self._runs.appendleft((blocks[num:], stamps[num:]))
-                blocks, stamps = blocks[:num], stamps[:num]
-            self._num_queued -= len(blocks)
-            blocks = blocks[self._stamps[blocks] == stamps]
-            popped.append(blocks)
-            num -= len(blocks)
+            # Many at once, as a run may be full of blocks that left it out of turn
+            head = blocks[: max(num, _LOOK_AHEAD)]
+            queued = where(self._stamps[head] == stamps[: len(head)])
+            end = queued.item(num) if len(queued) > num else len(head)
+            if end < len(blocks):
+                self._runs.appendleft((blocks[end:], stamps[end:]))
+            self._num_queued -= end
+            popped.append(head[queued[:num]])
+            num -= len(popped[-1])
         oldest = popped[0] if len(popped) == 1 else np.concatenate(popped)
         self.discard(oldest)
         return oldest

@@ -61,6 +61,8 @@ class PrefixIndex:
         # Of a block that had one once, the link stays, and whatever comes later is a branch
         self._heir: Blocks = np.full(num_blocks, _NO_BLOCK, dtype=np.int32)
         self._is_branch = np.zeros(num_blocks, dtype=bool)
+        self._has_branches = np.zeros(num_blocks, dtype=bool)
+        self._branches_of: dict[int, set[int]] = {}  # by name
         self._tokens: Tokens = np.zeros((num_blocks, block_size), dtype=np.int32)
         self._branches: dict[tuple[int, BlockKey], int] = {}  # by (name of what it continues, key)
         self._places: dict[int, tuple[int, BlockKey]] = {}  # of each block among the branches
@@ -114,6 +116,8 @@ class PrefixIndex:
         """The heir of the block that ends a prefix, the heir of that, and so on."""
         heirs: list[int] = []
         block = self._heir.item(prefix.block) if prefix.block >= 0 else _NO_BLOCK
+        if block >= 0 and self._after[block] != prefix.name:
+            return heirs  # most that lost their heir have none to look for further
         while block >= 0 and len(heirs) < most:
             heirs.append(block)
             block = self._heir.item(block)
@@ -151,7 +155,7 @@ class PrefixIndex:
         other = self._branches.get((prefix.name, key))
         if other is not None and other not in displaced:
             displaced.append(other)
-        self.remove(np.array(displaced, dtype=np.int32))
+        displaced += self.remove(np.array(displaced, dtype=np.int32)).tolist()
         self._link(prefix, key, blocks[0])
         names, heads = np.array([prefix.name]), np.array([0])
         held = np.array(blocks, dtype=np.int32)
@@ -206,18 +210,41 @@ class PrefixIndex:
         self._announce(keys)
         return done
 
-    def remove(self, blocks: Blocks) -> None:
-        """Make these blocks unfindable, as far as they were findable; none twice."""
-        blocks = blocks[self.names[blocks] != _UNPUBLISHED]
-        if not len(blocks):
-            return
-        branches = blocks[self._is_branch[blocks]]
-        for branch in branches.tolist():
-            del self._branches[self._places.pop(branch)]
-        self._is_branch[branches] = False
-        self.names[blocks] = _UNPUBLISHED
+    def remove(self, blocks: Blocks) -> Blocks:
+        """Make these blocks unfindable, as far as they were findable, and all that continue them.
+
+        Returns the latter.
+        """
+        wave: Blocks = blocks[self.names[blocks] != _UNPUBLISHED]
+        if not len(wave):
+            return wave
+        removed = [wave]
+        while len(wave := self._unpublish(wave)):
+            removed.append(wave)
+        gone = np.concatenate(removed)
         if self.watcher is not None:
-            self.watcher.on_unpublished(blocks)
+            self.watcher.on_unpublished(gone)
+        behind: Blocks = gone[len(removed[0]) :]
+        return behind
+
+    def _unpublish(self, blocks: Blocks) -> Blocks:
+        """Returns what continued these blocks and is published still."""
+        names, heirs = self.names[blocks], self._heir[blocks]
+        behind = heirs[(heirs >= 0) & (self._after[heirs] == names)]
+        parting = names[self._has_branches[blocks]].tolist()
+        branches = [branch for name in parting for branch in self._branches_of.get(name, ())]
+        for branch in blocks[self._is_branch[blocks]].tolist():
+            place = self._places.pop(branch)
+            del self._branches[place]
+            self._branches_of[place[0]].discard(branch)
+            if not self._branches_of[place[0]]:
+                del self._branches_of[place[0]]
+        self._is_branch[blocks] = False
+        self.names[blocks] = _UNPUBLISHED
+        if branches:
+            behind = np.unique(np.concatenate((behind, np.array(branches, dtype=np.int32))))
+        still: Blocks = behind[self.names[behind] != _UNPUBLISHED]
+        return still
 
     def _link(self, prefix: Prefix, key: BlockKey, block: int) -> None:
         """Let a block be found after `prefix`: as the heir if there is none, or else by key."""
@@ -227,6 +254,9 @@ class PrefixIndex:
             place = prefix.name, key
             self._branches[place], self._places[block] = block, place
             self._is_branch[block] = True
+            self._branches_of.setdefault(prefix.name, set()).add(block)
+            if prefix.block >= 0:
+                self._has_branches[prefix.block] = True
 
     def _add(self, names: Names, starts: Runs, tokens: Tokens, blocks: Blocks) -> None:
         """Enter runs of blocks whose heads are linked; arguments as for `publish_runs`."""
@@ -238,7 +268,7 @@ class PrefixIndex:
         heir[:-1] = blocks[1:]
         heir[starts - 1] = _NO_BLOCK  # of the last of each run; that of the last run stands last
         self.names[blocks], self._after[blocks], self._heir[blocks] = new_names, after, heir
-        self._tokens[blocks] = tokens
+        self._tokens[blocks], self._has_branches[blocks] = tokens, False
 
     def _announce(self, keys: Sequence[BlockKey]) -> None:
         if self.watcher is not None and keys:
@@ -251,12 +281,18 @@ class PrefixIndex:
         assert len(set(names.tolist())) == len(published), "two publications have one name"
         parents = published[self._heir[published] >= 0]
         heirs = self._heir[parents]
-        heirs = heirs[self._after[heirs] == self.names[parents]]
+        lives = (self._after[heirs] == self.names[parents]) & (self.names[heirs] != _UNPUBLISHED)
+        heirs = heirs[lives]
         assert {block: place for place, block in self._branches.items()} == self._places
         branches = np.flatnonzero(self._is_branch).tolist()
         assert set(branches) == set(self._places)
         assert self.names[branches].all(), "a branch that is not published"
-        after = [self._places[block][0] for block in branches]
+        after = np.array([self._places[block][0] for block in branches])
         assert (self._after[branches] == after).all(), "a branch of something else"
-        lost = set(published.tolist()) - set(branches) - set(heirs.tolist())
-        assert not np.isin(self._after[list(lost)], names).any(), "published, and not findable"
+        assert set(published.tolist()) == {*branches, *heirs.tolist()}, "published, and not linked"
+        after = self._after[published]
+        assert np.isin(after[after > 0], names).all(), "published behind what is not"
+        by_name = {name: set[int]() for name, _ in self._places.values()}
+        for block, (name, _) in self._places.items():
+            by_name[name].add(block)
+        assert by_name == self._branches_of

@@ -115,21 +115,33 @@ MUTANTS = (
     Mutant(
         "a block that was pinned meanwhile is evicted when its old turn comes",
         "scheduler/eviction_queue.py",
-        "blocks = blocks[self._stamps[blocks] == stamps]",
-        "blocks = blocks[self._stamps[blocks] != _ABSENT]",
+        "queued = where(self._stamps[head] == stamps[: len(head)])",
+        "queued = where(self._stamps[head] != _ABSENT)",
     ),
     # Prefixes
     Mutant(
         "an evicted block keeps its key",
         "scheduler/blocks.py",
-        "        self.index.remove(oldest)\n",
-        "",
+        "behind = self.index.remove(oldest)",
+        "behind = oldest[:0]",
     ),
     Mutant(
         "rows that wait are not told of evictions",
         "scheduler/prefix_index.py",
-        "            self.watcher.on_unpublished(blocks)",
-        "            self.watcher.on_unpublished(blocks[:0])",
+        "            self.watcher.on_unpublished(gone)",
+        "            self.watcher.on_unpublished(gone[:0])",
+    ),
+    Mutant(
+        "what continued an evicted block stays published",
+        "scheduler/prefix_index.py",
+        "while len(wave := self._unpublish(wave)):",
+        "while len(wave := self._unpublish(wave)[:0]):",
+    ),
+    Mutant(
+        "what became unfindable while it was cached is lost",
+        "scheduler/blocks.py",
+        "        self._set_free(cached)\n",
+        "",
     ),
     Mutant(
         "rows that wait are not told of publications",
@@ -164,8 +176,8 @@ MUTANTS = (
     Mutant(
         "an evicted branch is still found",
         "scheduler/prefix_index.py",
-        "            del self._branches[self._places.pop(branch)]\n",
-        "            self._places.pop(branch)\n",
+        "            del self._branches[place]\n",
+        "",
     ),
     Mutant(
         "what is published together continues one another",

@@ -82,8 +82,9 @@ class NaiveScheduler:
             prefills = self.grow_and_find_prefills()
             self.admit(prefills)
             self.reserved = 0
+            fresh = self.take(sum(row.fresh for row in prefills))
             for row in prefills:
-                row.blocks += [self.take() for _ in range(row.fresh)]
+                row.blocks += [fresh.pop() for _ in range(row.fresh)]
                 row.fresh = 0
         decodes = [row for row in self.running if row not in prefills]
         decodes.sort(key=lambda row: row.seat)
@@ -179,9 +180,9 @@ class NaiveScheduler:
         return int(len(row.tokens) > len(row.blocks) * self.size)
 
     def grow_and_find_prefills(self) -> list[Row]:
-        for row in self.running:
-            if self.grows(row):
-                row.blocks.append(self.take())
+        growing = [row for row in self.running if self.grows(row)]
+        for row, block in zip(growing, self.take(len(growing)), strict=True):
+            row.blocks.append(block)
         return [row for row in self.running if row.remaining > 1]
 
     def share(self, rows: list[Row], budget: int) -> dict[Row, int]:
@@ -205,12 +206,14 @@ class NaiveScheduler:
     def available(self) -> int:
         return self.free + len(self.cached) - self.reserved
 
-    def take(self) -> Block:
-        if self.free:
-            self.free -= 1
-        else:
-            self.hide(self.cached.pop(0))
-        return Block()
+    def take(self, num: int) -> list[Block]:
+        missing = max(0, num - self.free)
+        oldest, self.cached = self.cached[:missing], self.cached[missing:]
+        self.free += missing - num
+        for block in oldest:
+            if block.place is not None:
+                self.hide(block)
+        return [Block() for _ in range(num)]
 
     def hold(self, block: Block) -> None:
         if block.references == 0:
@@ -236,9 +239,16 @@ class NaiveScheduler:
         return self.lives(row) and self.place(row, row.published, row.end_name) not in self.index
 
     def hide(self, block: Block) -> None:
+        """With all that was published behind it."""
         assert block.place is not None
         del self.index[block.place]
         block.place = None
+        for other in [each for (after, _), each in self.index.items() if after is block.name]:
+            if other.place is not None:
+                self.hide(other)
+            if other in self.cached:
+                self.cached.remove(other)
+                self.free += 1
 
     def publish_all(self, rows: list[Row]) -> None:
         """First those with nothing in their way, so that the others may find theirs published."""

@@ -285,23 +285,38 @@ def test_a_held_block_that_is_in_the_way_is_free_when_it_is_released():
     assert pool.counts == BlockCounts(free=3, cached=0, held=1)
 
 
-def test_what_continued_an_evicted_block_stays_cached_until_its_turn_comes():
-    """Nobody can find it any more, but nothing has to look for it either."""
+def test_what_continued_an_unfindable_block_is_free_at_once():
+    """Nobody could find it any more, and it would outlive what can be found."""
     pool = pool_of(5)
     old = published(pool, A, B)
     pool.release(old[1:])
+    assert pool.counts == BlockCounts(free=3, cached=1, held=1)
+
     pool.distrust(old[:1])
 
+    assert pool.counts == BlockCounts(free=4, cached=0, held=1)
+    pool.check([old[:1]])
     new = published(pool, A, B)
-    assert match(pool, A, B) == new.tolist()
-    assert pool.counts == BlockCounts(free=1, cached=1, held=3)
-    pool.check([old[:1], new])
     pool.release(new)
-
-    taken = pool.allocate(2)
-    assert set(old[1:].tolist()) < set(taken.tolist()), "it is the oldest"
+    pool.allocate(2)
     assert match(pool, A, B) == new.tolist()
-    pool.check([old[:1], taken])
+
+
+def test_what_a_row_publishes_behind_another_row_goes_with_it():
+    """It continues that row's blocks; when they are evicted its own could not be found."""
+    pool = pool_of(3)
+    first = published(pool, A)
+    behind = pool.allocate(1)
+    prefix = pool.index.end(pool.index.root(""), first)
+    pool.publish(prefix, keys_of(A, B)[1:], tokens_of(A, B)[1:], behind.tolist())
+    pool.release(first)
+
+    pool.allocate(2)
+
+    assert match(pool, A, B) == []
+    assert not pool.index.names[behind].any(), "held, and to be published anew by who holds it"
+    pool.release(behind)
+    assert pool.counts.cached == 0
 
 
 def test_rows_of_one_prompt_are_evicted_from_their_tails_and_leave_each_other_whole():
