@@ -138,6 +138,7 @@ def main() -> None:
     side = None
     for line in sys.stdin:
         if (case := json.loads(line)) is not None:
+            side = None  # or the collector would freeze the case before with this one
             started = load.Case(*case)
             side = load.Load(started, Vllm(model, started.running, load.CLOCKS[clock]))
         assert side is not None, "a round of no case"

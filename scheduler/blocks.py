@@ -111,6 +111,8 @@ class BlockPool:
     def release(self, *tables: Blocks) -> None:
         """Drop one reference of each block of each table, one table after another.
 
+        No table has a block twice, and of several tables no more have it than hold it.
+
         Each from its end: a row's tail thus ages before its head. Evicting a head would make the
         tail unreachable.
         """

@@ -61,7 +61,8 @@ class StepPlan:
     A plan without rows may still have copies and seats.
 
     `histories` and `tables` are the scheduler's own, for all seats: to be read, and as they are
-    until the scheduler gets the plan's outcome. Nothing is gathered from them before it is needed.
+    until `Scheduler.step` is called with the plan's outcome; whoever runs the plan is done by then.
+    Nothing is gathered from them before it is needed.
     """
 
     step_id: int

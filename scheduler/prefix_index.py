@@ -43,7 +43,10 @@ class Watcher(Protocol):
     """Is told when prefixes appear and disappear."""
 
     def on_published(self, keys: Sequence[BlockKey]) -> None:
-        """Blocks with these keys can be found from now on, each perhaps with others behind it."""
+        """Blocks with these keys can be found from now on, each perhaps with others behind it.
+
+        Told of those that begin a prefix, are branches, or are awaited, and of no others.
+        """
 
     def on_unpublished(self, blocks: Blocks) -> None:
         """These blocks cannot be found any more."""
