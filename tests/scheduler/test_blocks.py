@@ -391,3 +391,20 @@ def test_random_operations_keep_the_pool_whole(seed: int):
         pool.check(tables)
         assert sum(pool.counts) == 8
     assert found > 5, "the case no longer finds anything"
+
+
+@pytest.mark.parametrize(("ahead", "share", "evicted"), [(1024, 128, 1), (1024, 2, 4), (3, 2, 3)])
+def test_a_large_cache_is_evicted_from_in_runs(
+    monkeypatch: pytest.MonkeyPatch, ahead: int, share: int, evicted: int
+):
+    monkeypatch.setattr("cadenza.scheduler.blocks.EVICTED_AHEAD", ahead)
+    monkeypatch.setattr("cadenza.scheduler.blocks.SHARE_AHEAD", share)
+    pool = pool_of(8)
+    for first in range(8):
+        pool.release(published(pool, first))
+
+    pool.allocate(1)
+
+    assert pool.counts == BlockCounts(free=evicted - 1, cached=8 - evicted, held=1)
+    pool.allocate(5)
+    assert pool.num_available == 2
