@@ -4,6 +4,8 @@ A step is everything between a forward pass and the next: the last outcome is re
 is planned, and the frame for the front is built; with hooks, prefix caching and the default
 policies. Rows stand at random places in their blocks, so that about one in sixteen fills a block in
 each step. What an arrival costs, hashing its prompt included, is a row of its own.
+What a runner lays out from a plan (token ids, positions, slots, gathered block tables) is on
+neither side.
 
   steady    every row decodes one token, and none ends
   turnover  in each step one row ends and one prompt of 512 tokens is admitted
