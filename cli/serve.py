@@ -108,6 +108,7 @@ def _front_config(located: Located, options: ServeOptions, policies: PolicyOptio
         grpc_port=options.grpc_port,
         model_names=options.served_model_name or (located.served_name,),
         limits=Limits(max_queued=options.max_num_queued_reqs),
+        profile=configured.profile,
         shutdown_timeout_s=options.shutdown_timeout,
         engine=EngineConfig(
             model=str(located.path),

@@ -11,9 +11,12 @@ from typing import Any, NamedTuple
 
 import structlog
 
+from cadenza.policies.hook_guard import HookGuard, SignalGuard
+from cadenza.policies.profile import Profile
 from cadenza.service.engine_client import EngineClient
 from cadenza.service.engine_process import EngineProcess
 from cadenza.service.errors import EngineUnavailable
+from cadenza.service.front_policies import FrontPolicies
 from cadenza.service.generator import Generator
 from cadenza.service.http.app import build_app
 from cadenza.service.http.server import HttpServer
@@ -47,6 +50,7 @@ class FrontConfig:
     model_names: Sequence[str]
     engine: EngineConfig
     limits: Limits = field(default_factory=Limits)
+    profile: Profile = field(default_factory=Profile)  # the engine builds one of its own
     shutdown_timeout_s: float = 30.0  # for requests in flight after the first signal
 
 
@@ -72,14 +76,15 @@ class Front:
         self._on_ready = on_ready
 
     async def run(self) -> str | None:
-        """Serve. Returns None after a signal, or why the engine is gone.
+        """Serve, in the main thread. Returns None after a signal, or why the engine is gone.
 
         Raises:
             OSError: a port cannot be bound; nothing was served.
         """
         engine = await EngineClient.connect(self._process.connection)
         try:
-            await self._serve(engine)
+            with SignalGuard() as guard:
+                await self._serve(engine, guard)
             return None if engine.is_closing else engine.failure
         finally:
             engine.close()
@@ -90,11 +95,15 @@ class Front:
             if during := self._process.hook_under_way:
                 _log.error("engine left in a policy's hook", status=status, during=during)
 
-    async def _serve(self, engine: EngineClient) -> None:
+    async def _serve(self, engine: EngineClient, guard: HookGuard) -> None:
         config = self._config
         sockets = listen(config.host, config.port)
         generator = Generator(
-            engine, self._tokenizer, model_names=config.model_names, limits=config.limits
+            engine,
+            self._tokenizer,
+            model_names=config.model_names,
+            limits=config.limits,
+            policies=FrontPolicies(config.profile, guard=guard),
         )
         http = HttpServer(build_app(generator), sockets, graceful_s=_FLUSH_S)
         grpc = GrpcServer(generator, host=config.host, port=config.grpc_port)

@@ -14,6 +14,7 @@ import msgspec
 
 from cadenza.service.engine_client import EngineClient
 from cadenza.service.errors import EngineUnavailable, InvalidRequest, UnknownModel
+from cadenza.service.front_policies import FrontPolicies
 from cadenza.service.generation import Generation
 from cadenza.service.limits import Limits, Places, Queue
 from cadenza.service.metrics import Metrics, RequestTimer
@@ -50,6 +51,7 @@ class Generator:
         model_names: Sequence[str],
         limits: Limits | None = None,
         metrics: Metrics | None = None,
+        policies: FrontPolicies | None = None,
     ) -> None:
         """Serve `engine` under `model_names`, of which the first is told to clients."""
         self.engine = engine
@@ -57,6 +59,7 @@ class Generator:
         self.model_names = tuple(model_names)
         self.limits = limits or Limits()
         self.metrics = metrics or Metrics()
+        self.policies = policies or FrontPolicies()
         self.created = int(time.time())
         self._queue = Queue(self.limits.max_queued)
         self._open: set[Generation] = set()  # launched, and their answers not yet delivered

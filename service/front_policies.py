@@ -1,0 +1,76 @@
+"""The policies of the front process: instances of its own, and what became of them.
+
+They are asked on the event loop's thread, which every stream waits for, so a guard ends what takes
+too long. Nobody supervises this process: one long call of C code holds it until it returns.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+
+from cadenza.policies.hook_guard import HookGuard
+from cadenza.policies.profile import Profile
+from cadenza.policies.runner import FaultCount, PolicyRunner
+
+
+class FrontPolicies:
+    """Asks the front's hooks of one profile, which can be another's between two calls."""
+
+    def __init__(
+        self,
+        profile: Profile | None = None,
+        *,
+        guard: HookGuard | None = None,
+        timer: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Ask the policies of `profile`, by default the defaults.
+
+        Args:
+            profile: whose policies are asked; its instances belong to this object.
+            guard: ends calls that take too long; None: nobody does.
+            timer: monotonic seconds, to measure calls with.
+        """
+        self._guard = guard
+        self._timer = timer
+        self._faults: Counter[tuple[str, str]] = Counter()  # of former profiles
+        self.use(profile or Profile())
+
+    def use(self, profile: Profile) -> None:
+        """Ask the policies of another profile from now on. Nothing is quarantined in it yet."""
+        if hasattr(self, "_runner"):
+            self._faults.update({key: tally.faults for key, tally in self._runner.tallies.items()})
+        self._profile = profile
+        self._runner = PolicyRunner(profile, timer=self._timer, guard=self._guard)
+
+    def release(self, policy: str) -> None:
+        """Ask a quarantined policy again, a fresh instance of it.
+
+        Raises:
+            KeyError: the profile has no such policy.
+            PolicyUnusable: it cannot be built.
+        """
+        self._runner.release(policy)
+
+    @property
+    def profile(self) -> Profile:
+        """Whose policies are asked."""
+        return self._profile
+
+    @property
+    def quarantined(self) -> tuple[str, ...]:
+        """The policies that are not asked."""
+        return self._runner.quarantined
+
+    @property
+    def faults(self) -> tuple[FaultCount, ...]:
+        """Every hook that failed since the front started, also under former profiles."""
+        counts = self._faults.copy()
+        counts.update({key: tally.faults for key, tally in self._runner.tallies.items()})
+        out = self._runner.quarantined
+        return tuple(
+            FaultCount(policy, hook, faults, policy in out)
+            for (policy, hook), faults in counts.items()
+            if faults
+        )
