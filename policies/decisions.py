@@ -117,6 +117,10 @@ class Decisions:
         """Whether anybody listens to an observer hook."""
         return bool(self._profile.observers(hook))
 
+    def on_arrived(self, arrived: RequestColumns, step: StepView) -> None:
+        """Tell every policy that listens who has come."""
+        self._tell("on_arrived", {"arrived": arrived, "step": step})
+
     def on_admitted(self, admitted: RequestColumns, step: StepView) -> None:
         """Tell every policy that listens who got a seat."""
         self._tell("on_admitted", {"admitted": admitted, "step": step})

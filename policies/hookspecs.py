@@ -120,6 +120,20 @@ def guard_starvation(waiting: RequestColumns, step: StepView) -> BoolArray | Non
 
 
 @hookspec
+def on_arrived(arrived: RequestColumns, step: StepView) -> None:
+    """Learn which requests have come since the last step.
+
+    Called once a step, before all other hooks, with at least one request, if somebody listens.
+    `generated_tokens` are those that a request had before it came, as after a restart of the
+    engine; then `resumed` is True. In the first step of policies that took the place of others,
+    everybody who is here is told of, waiting, running or parked, with `resumed` True. A request
+    may end without another word if its client leaves. Several choices that share a prompt are one
+    request. Every policy of the profile that has this hook is told. A fault counts, and costs the
+    other policies nothing. Default: nobody listens.
+    """
+
+
+@hookspec
 def on_admitted(admitted: RequestColumns, step: StepView) -> None:
     """Learn which requests got a seat in this step, and what is left of their prefill.
 

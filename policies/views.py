@@ -164,6 +164,15 @@ class RequestColumns:
         return self._gather("admission")
 
     @property
+    def resumed(self) -> BoolArray:
+        """Whether the policies have not seen all of the request's life.
+
+        It had output before it came, as after a restart of the engine, or it was here already when
+        these policies took the place of others.
+        """
+        return self._gather("resumed")
+
+    @property
     def preemptions(self) -> IntArray:
         """How often the request has been preempted."""
         return self._gather("preemptions")

@@ -51,6 +51,7 @@ class Columns:
     prefix_name: IntColumn  # of that publication
     promised_blocks: IntColumn  # kept free until its choices have their own tails
     shares_tail: BoolColumn  # its partial last block may be held by other choices too
+    resumed: BoolColumn  # had output before it came, or has seen policies come and go
     admission: IntColumn  # rank of the first admission
     preemptions: IntColumn
     overtakes: IntColumn

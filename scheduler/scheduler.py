@@ -11,6 +11,7 @@ import structlog
 
 from cadenza.policies.decisions import Decisions
 from cadenza.scheduler.admission import Admission
+from cadenza.scheduler.arrivals import Arrivals
 from cadenza.scheduler.assembly import assemble
 from cadenza.scheduler.budget import Budget, measure, place_running
 from cadenza.scheduler.checks import check_invariants
@@ -40,6 +41,7 @@ class Scheduler:
     ) -> None:
         self.config = config
         self._stores = Stores(config, decisions, costs or CostModel())
+        self._arrivals = Arrivals(self._stores)
         self._reaper = Reaper(self._stores)
         self._preemption = Preemption(self._stores)
         self._admission = Admission(self._stores, self._preemption)
@@ -48,6 +50,7 @@ class Scheduler:
         self._planned: tuple[StepPlan, Rows] | None = None
         self._earliest_deadline_s = _NEVER  # no deadline is earlier; one so early may be gone
         self._idle_steps = 0  # steps in a row without any progress
+        self._faults_before = 0  # of policies, less what the present ones had when they came
 
     @property
     def has_unfinished(self) -> bool:
@@ -90,6 +93,7 @@ class Scheduler:
         row = stores.table.add(arrival, now_s)
         stores.table.credit[row] = stores.credits.open(arrival.credit, arrival.requests)
         stores.follow(row)
+        self._arrivals.add(row)
         self._earliest_deadline_s = min(self._earliest_deadline_s, arrival.deadline_s)
         cached = int(stores.table.cached_tokens[row])
         for request in arrival.requests:
@@ -131,6 +135,15 @@ class Scheduler:
         """Take the request's seat in the next step, whatever policies say; for tests."""
         self._forced.append((request, swap))
 
+    def use(self, decisions: Decisions) -> None:
+        """Let other policies decide, and be told, from the next step on.
+
+        Those that listen to `on_arrived` are told there of everybody who is here, as resumed.
+        """
+        self._faults_before += self._stores.decisions.faults - decisions.faults
+        self._stores.decisions = decisions
+        self._arrivals.add_everybody()
+
     def reset_prefix_cache(self) -> None:
         """Forget every cached prefix. Running requests keep their blocks."""
         self._stores.pool.reset_cache()
@@ -159,6 +172,7 @@ class Scheduler:
         stores = self._stores
         stores.totals.steps += 1
         stores.host.settle()
+        self._arrivals.tell(now_s)
         ended = self._apply(outcome, now_s) if outcome is not None else Ended.nothing()
         assert self._planned is None, "a plan was never given its outcome"
         if self._leaving:
@@ -289,7 +303,7 @@ class Scheduler:
             prefix_queries=totals.prefix_queries,
             prefix_hits=totals.prefix_hits,
             decisions_lost=stores.log.lost,
-            policy_faults=stores.decisions.faults,
+            policy_faults=self._faults_before + stores.decisions.faults,
         )
 
     def check_invariants(self) -> None:

@@ -39,7 +39,7 @@ class Stores:
     """The scheduler's state. Built once; each phase of the step works on its part of it."""
 
     config: SchedulerConfig
-    decisions: Decisions
+    decisions: Decisions  # nobody keeps another reference, as others may take its place
     costs: CostModel
     table: RequestTable = field(init=False)
     pool: BlockPool = field(init=False)

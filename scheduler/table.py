@@ -122,6 +122,7 @@ class RequestTable(Columns):
         self.prompt_tokens[row] = len(arrival.prompt)
         self.num_tokens[row] = len(tokens)
         self.generated_tokens[row] = len(arrival.emitted)
+        self.resumed[row] = len(arrival.emitted) > 0
         # What the context has no room for is nobody's future, least of all a reservation's.
         self.max_tokens[row] = min(arrival.max_tokens, self.max_model_len - len(arrival.prompt))
         self.predicted_tokens[row] = arrival.predicted_tokens

@@ -25,7 +25,7 @@ class WeightedTenants:
     """
 
     name = "weighted-tenants"
-    requires_hookspec = ">=0.2.1,<0.3"
+    requires_hookspec = ">=0.3,<0.4"
 
     @dataclass(frozen=True)
     class Options:

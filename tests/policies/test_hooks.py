@@ -8,7 +8,7 @@ import pytest
 from cadenza.policies import PreemptionCosts, RequestColumns, StepView, hookimpl, hookspecs
 from cadenza.policies.builtin import BUILTIN, DEFAULTS
 from cadenza.policies.profile import HOOKS, OBSERVERS, Profile
-from cadenza.testing import Driver
+from cadenza.testing import Driver, oracle
 
 SPECS = {
     name: function
@@ -210,6 +210,29 @@ class Told:
     def on_generated(self, generated: RequestColumns, step: StepView) -> None:
         counts = generated.generated_tokens.tolist()
         self.generated.append(dict(zip(generated.request.tolist(), counts, strict=True)))
+
+
+def test_hook_on_arrived():
+    told: list[list[tuple[int, int, bool]]] = []
+
+    class Watch:
+        @hookimpl
+        def select_victims(self, running: RequestColumns, step: StepView) -> None:
+            return None
+
+        @hookimpl
+        def on_arrived(self, arrived: RequestColumns, step: StepView) -> None:
+            facts = (arrived.request, arrived.generated_tokens, arrived.resumed)
+            told.append(list(zip(*(each.tolist() for each in facts), strict=True)))
+
+    driver = driver_with(Watch, "select_victims")
+    driver.add(0, [1, 2, 3], n=2, max_tokens=8)
+    driver.add(2, [1, 2], max_tokens=8, emitted=np.array(oracle([1, 2], 3)))
+    driver.step()
+    driver.add(3, [4], max_tokens=8)
+    driver.run()
+
+    assert told == [[(0, 0, False), (2, 3, True)], [(3, 0, False)]]
 
 
 def test_hook_on_admitted():

@@ -71,6 +71,7 @@ _PLAIN: dict[str, Any] = {
     "blocks_held": 0,
     "admission": -1,
     "preemptions": 0,
+    "resumed": False,
     "overtakes": 0,
 }
 
