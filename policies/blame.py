@@ -35,17 +35,21 @@ class Blame:
         self._number = memory[:8].cast("Q")
         self._since_s = memory[8:_HEAD_BYTES].cast("d")
         self._names = memory[_HEAD_BYTES:SIZE]
-        self._used = 0
+        self._numbers: dict[tuple[str, str], int] = {}
 
     def number_of(self, policy: str, hook: str) -> int:
-        """A number for `enter`; 0, which blames nobody, when the table is full."""
-        if self._used == _NUM_NAMES:
+        """Its number for `enter`; 0, which blames nobody, when the table is full."""
+        known = self._numbers.get((policy, hook))
+        if known is not None:
+            return known
+        used = len(self._numbers)
+        if used == _NUM_NAMES:
             return 0
         name = f"{hook}{_SEPARATOR}{policy}".encode()[:_NAME_BYTES]
-        start = self._used * _NAME_BYTES
+        start = used * _NAME_BYTES
         self._names[start : start + len(name)] = name
-        self._used += 1
-        return self._used
+        self._numbers[policy, hook] = used + 1
+        return used + 1
 
     def enter(self, number: int, now_s: float) -> None:
         """A call begins."""

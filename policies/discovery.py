@@ -56,20 +56,21 @@ class Catalog:
         *,
         trace: bool = False,
         faults: Sequence[str] = (),
+        before: Profile | None = None,
     ) -> Profile:
-        """Build a profile of these policies.
+        """Build a profile of these policies, which shall follow the one `before`.
 
         Raises:
             ProfileError: what was wrong in discovery, `faults`, and what is wrong with the profile,
                 all together.
         """
-        before = (*self.faults, *faults)
+        known = (*self.faults, *faults)
         try:
-            profile = Profile(chosen, self.classes, options, trace=trace)
+            profile = Profile(chosen, self.classes, options, trace=trace, before=before)
         except ProfileError as error:
-            raise ProfileError(*before, *error.faults) from error
-        if before:
-            raise ProfileError(*before)
+            raise ProfileError(*known, *error.faults) from error
+        if known:
+            raise ProfileError(*known)
         return profile
 
 

@@ -39,19 +39,26 @@ def options_of(cls: type) -> tuple[Option, ...]:
     )
 
 
-def build_policy(policy: str, cls: type, given: Mapping[str, Any]) -> object:
-    """An instance of `cls`, which gets its `Options` if it has any.
+def read_options(policy: str, cls: type, given: Mapping[str, Any]) -> object | None:
+    """The `Options` of `cls` with these values; None if it takes none.
 
     Raises:
-        ProfileError: options that it does not have or that cannot have these values, all of them;
-            or a constructor that fails.
+        ProfileError: options that it does not have or that cannot have these values, all of them.
     """
     options = getattr(cls, "Options", None)
     if options is None and given:
         raise ProfileError(f"policy {policy!r} takes no options, and was given {', '.join(given)}")
-    arguments = () if options is None else (_read(policy, options, options_of(cls), given),)
+    return None if options is None else _read(policy, options, options_of(cls), given)
+
+
+def build_policy(policy: str, cls: type, options: object | None) -> object:
+    """An instance of `cls`, which gets its options if it has any.
+
+    Raises:
+        ProfileError: the constructor fails.
+    """
     try:
-        return cls(*arguments)
+        return cls() if options is None else cls(options)
     except (Exception, SystemExit) as error:
         raise ProfileError(f"policy {policy!r} cannot be used: {error}") from error
 

@@ -12,7 +12,7 @@ from cadenza.policies.builtin import BUILTIN, DEFAULTS
 from cadenza.policies.contract import OBSERVERS, faults_of, hooks_of
 from cadenza.policies.errors import ProfileError, unknown
 from cadenza.policies.markers import PROJECT
-from cadenza.policies.options import build_policy
+from cadenza.policies.options import build_policy, read_options
 from cadenza.policies.trace import trace_calls
 
 __all__ = ["HOOKS", "LISTS", "OBSERVER", "OBSERVERS", "Profile", "ProfileError"]
@@ -24,6 +24,13 @@ LISTS = (GUARD, OBSERVER)  # may have several policies
 
 Chosen = Mapping[str, str | Sequence[str]]
 Options = Mapping[str, Mapping[str, Any]]
+
+
+class _Made(NamedTuple):
+    """What an instance is built from; equal ones build what may stand for each other."""
+
+    cls: type
+    options: object | None
 
 
 class _Wired(NamedTuple):
@@ -50,6 +57,7 @@ class Profile:
         options: Options | None = None,
         *,
         trace: bool = False,
+        before: Profile | None = None,
     ) -> None:
         """Build the profile.
 
@@ -59,6 +67,8 @@ class Profile:
             policies: policy name to class, the defaults among them.
             options: policy name to its options, as text or as they are.
             trace: log every call of a hook.
+            before: the profile that this one shall follow. A policy that it has, of the same class
+                and equal options, is not built: its instance is taken over, with its state.
 
         Raises:
             ProfileError: everything that is wrong: unknown hooks and policies, policies without
@@ -66,7 +76,7 @@ class Profile:
         """
         given = _as_tuples(chosen or {})
         self._policies = policies
-        self._options = options or {}
+        self.options: Options = options or {}
         self._trace = trace
         self._told = given.pop(OBSERVER, ())
         faults = _choice_faults(given, self._told, policies)
@@ -75,7 +85,9 @@ class Profile:
         self.names: dict[str, str] = DEFAULTS | {hook: each[0] for hook, each in decisive.items()}
         self.guards: tuple[str, ...] = _once(*decisive.get(GUARD, ()), DEFAULTS[GUARD])
         self._active = _once(*DEFAULTS.values(), *self.names.values(), *self.guards, *self._told)
-        self._instances = self._build_all(faults)
+        self._made: dict[str, _Made] = {}
+        self.kept: frozenset[str] = frozenset()  # policies taken over from the profile before
+        self._instances = self._build_all(faults, before)
         self._wired = self._wire(self._instances)
 
     @property
@@ -119,12 +131,31 @@ class Profile:
         self._wired = self._wire(instances)
         self._instances = instances
 
-    def _build_all(self, faults: list[str]) -> dict[str, object]:
+    def follow(self, before: Profile) -> None:
+        """Take over again what `before`, which this was built with, has had rebuilt meanwhile."""
+        latest = {policy: before._instances[policy] for policy in self.kept}
+        if any(self._instances[policy] is not instance for policy, instance in latest.items()):
+            self._instances |= latest
+            self._wired = self._wire(self._instances)
+
+    def let_go(self) -> None:
+        """Drop all instances now, not whenever the garbage collector finds them.
+
+        Those that nobody else holds end here, so their finalizers run in the calling thread. The
+        profile is of no use afterwards.
+        """
+        manager = self._wired.manager
+        self._wired = _Wired(manager, {}, {})
+        self._instances.clear()
+        for _, instance in manager.list_name_plugin():
+            manager.unregister(instance)
+
+    def _build_all(self, faults: list[str], before: Profile | None) -> dict[str, object]:
         """Instances of all policies, unless there are faults, or some come to light here."""
         faults += [
             f"options are given for {policy!r}, which this profile does not use; "
             f"it uses {', '.join(self._active)}"
-            for policy in self._options
+            for policy in self.options
             if policy not in self._active
         ]
         instances = {}
@@ -132,15 +163,24 @@ class Profile:
             if policy not in self._policies or faults_of(self._policies[policy]):
                 continue  # told already
             try:
-                instances[policy] = self._build(policy)
+                self._made[policy] = self._read(policy)
+                if before is not None and _are_equal(before._made.get(policy), self._made[policy]):
+                    instances[policy] = before._instances[policy]
+                    self.kept |= {policy}
+                else:
+                    instances[policy] = self._build(policy)
             except ProfileError as error:
                 faults += error.faults
         if faults:
             raise ProfileError(*faults)
         return instances
 
+    def _read(self, policy: str) -> _Made:
+        cls = self._policies[policy]
+        return _Made(cls, read_options(policy, cls, self.options.get(policy, {})))
+
     def _build(self, policy: str) -> object:
-        return build_policy(policy, self._policies[policy], self._options.get(policy, {}))
+        return build_policy(policy, *self._made[policy])
 
     def _wire(self, instances: Mapping[str, object]) -> _Wired:
         manager = pluggy.PluginManager(PROJECT)
@@ -164,6 +204,13 @@ class Profile:
             for hook, policy in asked
         }
         return _Wired(manager, callers, observers)
+
+
+def _are_equal(one: _Made | None, other: _Made) -> bool:
+    try:
+        return one == other
+    except Exception:  # options are foreign code, and may hold what cannot be compared
+        return False
 
 
 def _implementing(manager: pluggy.PluginManager, hook: str) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
 import structlog
+from structlog.typing import FilteringBoundLogger
 
 from cadenza.policies.blame import SIZE, Blame
 from cadenza.policies.builtin import DEFAULTS
@@ -34,7 +35,7 @@ _ERROR_CHARACTERS = 200
 
 T = TypeVar("T")
 
-_log = structlog.get_logger(__name__)
+_log: FilteringBoundLogger = structlog.get_logger(__name__)
 
 
 class PolicyUnusable(Exception):
@@ -99,6 +100,7 @@ class PolicyRunner:
         guard: HookGuard | None = None,
         blame: Blame | None = None,
         budget_s: float = BUDGET_S,
+        log: FilteringBoundLogger = _log,
     ) -> None:
         """Call the hooks of `profile`.
 
@@ -110,6 +112,7 @@ class PolicyRunner:
                 one, a KeyboardInterrupt is a fault like any other.
             blame: where the call under way is noted.
             budget_s: for all policies together in a step.
+            log: told of faults and what they lead to.
         """
         self._profile = profile
         self._timer = timer
@@ -119,6 +122,7 @@ class PolicyRunner:
         self._not_theirs: tuple[type[BaseException], ...] = (KeyboardInterrupt,) if is_free else ()
         self._blame = blame or Blame(bytearray(SIZE))
         self._budget_s = budget_s
+        self._log = log
         self._hooks: dict[tuple[str, str], _Hook] = {}
         self._standings: dict[str, _Standing] = {}
         self._step_id: int | None = None
@@ -135,6 +139,13 @@ class PolicyRunner:
     def quarantined(self) -> tuple[str, ...]:
         """The policies that are not asked."""
         return tuple(name for name, each in self._standings.items() if each.quarantined)
+
+    def num_unanswered(self, policy: str, hook: str) -> int:
+        """How often a policy was to be asked and gave no answer that counts."""
+        asked = self._hooks.get((policy, hook))
+        if asked is None:
+            return 0
+        return asked.tally.faults + asked.tally.excused + asked.tally.passed_over
 
     def take_news(self) -> tuple[FaultCount, ...]:
         """Every hook that ever failed, if that or a quarantine has changed since the last call."""
@@ -196,6 +207,22 @@ class PolicyRunner:
             self._count_fault(asked, error, step)
         return answer
 
+    def use(self, profile: Profile) -> None:
+        """Ask the policies of `profile` from now on, which was built to follow the one before.
+
+        Policies that it took over keep their standing. All others begin anew, those that leave
+        included; what was counted of them stays.
+        """
+        self._profile = profile
+        changed = {*self._standings} - profile.kept
+        if any(self._standings[policy].quarantined for policy in changed):
+            self._has_news = True
+        for policy in changed:
+            del self._standings[policy]
+        for hook in self._hooks.values():
+            if hook.policy not in profile.kept:
+                hook.standing, hook.told = self._standing_of(hook.policy), False
+
     def release(self, policy: str) -> None:
         """Ask a quarantined policy again, a fresh instance of it. Others are left as they are.
 
@@ -217,15 +244,18 @@ class PolicyRunner:
             if hook.policy == policy:
                 hook.told = False
         self._has_news = True
-        _log.info("policy released", policy=policy)
+        self._log.info("policy released", policy=policy)
 
     def _open(self, policy: str, name: str) -> _Hook:
+        number = self._blame.number_of(policy, name)
+        hook = self._hooks[policy, name] = _Hook(policy, name, number, self._standing_of(policy))
+        return hook
+
+    def _standing_of(self, policy: str) -> _Standing:
         standing = self._standings.get(policy)
         if standing is None:
             standing = self._standings[policy] = _Standing(trusted=policy in DEFAULTS.values())
-        hook = _Hook(policy, name, self._blame.number_of(policy, name), standing)
-        self._hooks[policy, name] = hook
-        return hook
+        return standing
 
     def _attempt(
         self, asked: _Hook, check: Callable[[Any], T | None], arguments: dict[str, Any]
@@ -277,7 +307,8 @@ class PolicyRunner:
         if not asked.standing.lacked_time:
             asked.standing.lacked_time = True
             left_ms = round(left_s * 1e3, 1)
-            _log.warning("policy lacks time", hook=asked.name, policy=asked.policy, left_ms=left_ms)
+            warn = self._log.warning
+            warn("policy lacks time", hook=asked.name, policy=asked.policy, left_ms=left_ms)
 
     def _count_fault(self, asked: _Hook, error: str, step: StepView) -> None:
         """Log the first fault of each policy in each hook; a broken one would fill the log.
@@ -291,7 +322,7 @@ class PolicyRunner:
         tally.last_error = error
         if not asked.told:
             asked.told = True
-            warn = _log.error if standing.trusted else _log.warning
+            warn = self._log.error if standing.trusted else self._log.warning
             warn("policy fault", hook=asked.name, policy=asked.policy, error=error)
         if standing.trusted:
             return
@@ -329,7 +360,8 @@ class PolicyRunner:
         if not asked.standing.quarantined:
             asked.standing.quarantined = True
             self._has_news = True
-            _log.error("policy quarantined", policy=asked.policy, hook=asked.name, error=error)
+            tell = self._log.error
+            tell("policy quarantined", policy=asked.policy, hook=asked.name, error=error)
 
 
 def _describe(error: BaseException) -> str:

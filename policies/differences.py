@@ -1,0 +1,57 @@
+"""How two answers to one question differ, in a figure that fits the question."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+
+class Difference(NamedTuple):
+    """Of one pair of answers."""
+
+    differs: bool  # in what would have been done
+    first_differs: bool  # another request would have come first; False where there is no first
+    figure: float  # by how much, 0 if not at all
+
+
+def of_scores(live: Array, shadow: Array, ties: Array) -> Difference:
+    """Figure: mean distance between a request's places in both orders, 1 if one is reversed.
+
+    Equal scores are ordered by `ties`. +inf comes last, and is never the first.
+    """
+    order, other = np.lexsort((ties, live)), np.lexsort((ties, shadow))
+    num = len(live)
+    places = np.empty(num, dtype=np.int64)
+    places[other] = np.arange(num)
+    moved = int(np.abs(places[order] - np.arange(num)).sum())
+    return Difference(
+        differs=bool(moved or (np.isinf(live) != np.isinf(shadow)).any()),
+        first_differs=_first(live, order) != _first(shadow, other),
+        figure=moved / max(num * num // 2, 1),
+    )
+
+
+def _first(scores: Array, order: Array) -> int | None:
+    return int(order[0]) if len(order) and scores[order[0]] < np.inf else None
+
+
+def of_margins(live: Array, shadow: Array) -> Difference:
+    """Figure: the share of requests that one allows and the other does not."""
+    return of_masks(live > 0, shadow > 0)
+
+
+def of_masks(live: Array, shadow: Array) -> Difference:
+    """Figure: the share of requests that are marked otherwise."""
+    differing = int(np.count_nonzero(live != shadow))
+    return Difference(bool(differing), False, differing / max(len(live), 1))
+
+
+def of_counts(live: Array, shadow: Array) -> Difference:
+    """Figure: by how many the shadow's counts are higher, on average; below 0: lower."""
+    return Difference(
+        bool((live != shadow).any()), False, float((shadow - live).mean()) if len(live) else 0.0
+    )

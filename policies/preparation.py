@@ -1,0 +1,66 @@
+"""Foreign code that may take long, in a thread of its own and for a limited time.
+
+Importing a plugin and building its policies can take seconds, or for ever. Neither the engine's
+loop nor the front's may wait for it: they look at `future`, and give the work up when they like.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+# Whoever computes in Python lets others in after the switch interval. A forward pass asks for the
+# lock hundreds of times, and would wait for Python's 5 ms each time.
+_SWITCH_S = 100e-6
+_USUAL_SWITCH_S = sys.getswitchinterval()
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 1.0
+
+
+class _Abandoned(SystemExit):
+    """Raised where the work happens to be. `threading` keeps quiet about a SystemExit."""
+
+
+class Preparation(Generic[T]):
+    """Does one piece of work, from now on. The process need not wait for it in order to end."""
+
+    def __init__(self, work: Callable[[], T]) -> None:
+        """Begin `work`. What it returns or raises comes in `future`, in another thread."""
+        self.future: Future[T] = Future()
+        self._thread = threading.Thread(target=self._run, args=(work,), daemon=True)
+        sys.setswitchinterval(_SWITCH_S)
+        self._thread.start()
+
+    def abandon(self) -> None:
+        """Nobody wants the result any more. Work that computes is ended; a sleep goes on."""
+        self.future.cancel()
+        threading.Thread(target=self._end, daemon=True).start()
+
+    def _run(self, work: Callable[[], T]) -> None:
+        try:
+            outcome, error = work(), None
+        except BaseException as caught:
+            outcome, error = None, caught
+        finally:
+            sys.setswitchinterval(_USUAL_SWITCH_S)
+        if not self.future.set_running_or_notify_cancel():
+            return
+        if error is not None:
+            self.future.set_exception(error)
+        else:
+            self.future.set_result(outcome)  # type: ignore[arg-type]
+
+    def _end(self) -> None:
+        """Interrupt again and again: foreign code may catch anything."""
+        pause_s = _FIRST_PAUSE_S
+        while self._thread.is_alive():
+            identity = ctypes.c_ulong(self._thread.ident or 0)
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(identity, ctypes.py_object(_Abandoned))
+            self._thread.join(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

@@ -1,0 +1,137 @@
+"""A second profile beside the live one: asked the same, compared, and never obeyed.
+
+Its policies get the live ones' views, a runner of their own, and so a time budget and faults of
+their own. They are told what really happened. A service without a shadow has plain `Decisions`, and
+pays nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy.typing as npt
+
+from cadenza.policies.decisions import Decisions
+from cadenza.policies.differences import (
+    Difference,
+    of_counts,
+    of_margins,
+    of_masks,
+    of_scores,
+)
+from cadenza.policies.profile import HOOKS, Profile
+from cadenza.policies.runner import PolicyRunner
+from cadenza.policies.views import BoolArray, RequestColumns, StepView
+
+SHADOW_BUDGET_S = 0.005  # of all policies of the shadow together, in a step
+
+Array = npt.NDArray[Any]
+_Compare = Callable[[Array, Array, dict[str, Any]], Difference]
+
+
+def _order(live: Array, shadow: Array, arguments: dict[str, Any]) -> Difference:
+    return of_scores(live, shadow, arguments["waiting"].arrival)
+
+
+def _victims(live: Array, shadow: Array, arguments: dict[str, Any]) -> Difference:
+    return of_scores(live, shadow, -arguments["running"].admission)
+
+
+_COMPARE: dict[str, tuple[str, _Compare]] = {
+    "order_admissions": ("mean change of place, 1 is reversed", _order),
+    "reserve_blocks": ("mean difference in blocks", lambda *pair: of_counts(*pair[:2])),
+    "select_victims": ("mean change of place, 1 is reversed", _victims),
+    "allow_displacement": ("share judged otherwise", lambda *pair: of_margins(*pair[:2])),
+    "choose_preemption": ("share judged otherwise", lambda *pair: of_masks(*pair[:2])),
+    "guard_starvation": ("share judged otherwise", lambda *pair: of_masks(*pair[:2])),
+}  # hook -> what its figure is, and how it comes about
+
+
+@dataclass(slots=True)
+class Compared:
+    """One hook's answers, live and shadow, since either profile was last changed."""
+
+    hook: str
+    figure: str  # what `mean` is the mean of
+    asked: int = 0
+    unanswered: int = 0  # the shadow's policy failed or was passed over; not compared
+    differed: int = 0
+    first_differed: int = 0  # another request would have come first
+    total: float = 0.0
+
+    @property
+    def mean(self) -> float:
+        """Of the figure, over all pairs of answers, equal ones included; 0 without any."""
+        return self.total / max(self.asked - self.unanswered, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Shadow:
+    """The profile that is asked beside the live one, and who asks it."""
+
+    profile: Profile
+    runner: PolicyRunner
+
+
+class ShadowedDecisions(Decisions):
+    """Decides as `Decisions` does, and asks and tells a shadow everything as well.
+
+    Displacement is asked of the shadow only where the live profile may displace: otherwise the
+    scheduler has no such question.
+    """
+
+    def __init__(self, profile: Profile, runner: PolicyRunner, shadow: Shadow) -> None:
+        super().__init__(profile, runner)
+        self._shadow = shadow
+        self._other = Decisions(shadow.profile, shadow.runner)
+        self._compared = {hook: Compared(hook, _COMPARE[hook][0]) for hook in HOOKS}
+
+    @property
+    def comparison(self) -> tuple[Compared, ...]:
+        """Of every decision, also of those that nobody has asked for."""
+        return tuple(self._compared.values())
+
+    def guard_starvation(self, waiting: RequestColumns, step: StepView) -> BoolArray:
+        starving = super().guard_starvation(waiting, step)
+        self._compare(
+            "guard_starvation",
+            starving,
+            lambda: self._other.guard_starvation(waiting, step),
+            {"waiting": waiting, "step": step},
+        )
+        return starving
+
+    def observes(self, hook: str) -> bool:
+        return super().observes(hook) or self._other.observes(hook)
+
+    def _tell(self, hook: str, arguments: dict[str, Any]) -> None:
+        super()._tell(hook, arguments)
+        self._other._tell(hook, arguments)
+
+    def _ask(self, hook: str, kind: Any, length: int, arguments: dict[str, Any]) -> Array:
+        answer = super()._ask(hook, kind, length, arguments)
+        self._compare(
+            hook, answer, lambda: self._other._ask(hook, kind, length, arguments), arguments
+        )
+        return answer
+
+    def _compare(
+        self, hook: str, answer: Array, ask: Callable[[], Array], arguments: dict[str, Any]
+    ) -> None:
+        compared = self._compared[hook]
+        compared.asked += 1
+        before = self._num_unanswered(hook)
+        other = ask()
+        if self._num_unanswered(hook) > before:
+            compared.unanswered += 1
+            return
+        difference = _COMPARE[hook][1](answer, other, arguments)
+        compared.differed += difference.differs
+        compared.first_differed += difference.first_differs
+        compared.total += difference.figure
+
+    def _num_unanswered(self, hook: str) -> int:
+        profile, runner = self._shadow.profile, self._shadow.runner
+        return sum(runner.num_unanswered(policy, hook) for policy in profile.deciding(hook))

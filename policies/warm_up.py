@@ -1,0 +1,113 @@
+"""Every hook of new policies called once before they decide anything, on a small made-up view.
+
+So what they import late is imported, and what fails at once is known before anybody relies on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from cadenza.policies.contract import ARGUMENTS
+from cadenza.policies.decisions import Decisions
+from cadenza.policies.errors import ProfileError
+from cadenza.policies.profile import Profile
+from cadenza.policies.runner import PolicyRunner
+from cadenza.policies.views import PreemptionCosts, RequestColumns, StepView
+
+_NOW_S = 100.0
+
+_SEATED = ("running", "victims", "admitted", "generated", "finished")
+
+
+def warm_up(profile: Profile) -> None:
+    """Call the hooks of a profile that nobody else uses; its instances learn nonsense by it.
+
+    Raises:
+        ProfileError: policies that failed, with what they raised or answered.
+    """
+    runner = PolicyRunner(profile)
+    decisions = Decisions(profile, runner)
+    views = made_up_views()
+    for hook in ARGUMENTS:
+        ask: Callable[..., object] = getattr(decisions, hook)
+        ask(**{name: views[name] for name in ARGUMENTS[hook]})
+    faults = [
+        f"policy {policy!r} fails in {hook} when it is tried: {tally.last_error}"
+        for (policy, hook), tally in runner.tallies.items()
+        if tally.faults
+    ]
+    if faults:
+        raise ProfileError(*faults)
+
+
+def made_up_views() -> Mapping[str, Any]:
+    """One view for every argument that a hook may have, by the argument's name."""
+    seated, waiting = _requests(3, seated=True), _requests(3, seated=False)
+    costs = PreemptionCosts(
+        recompute_tokens=np.full(3, 40),
+        recompute_s=np.full(3, 0.04),
+        swap_blocks=np.full(3, 2),
+        swap_s=np.full(3, 0.002),
+        free_host_blocks=16,
+    )
+    step = StepView(
+        step_id=1,
+        now_s=_NOW_S,
+        free_blocks=40,
+        cached_blocks=8,
+        total_blocks=64,
+        block_size=16,
+        free_seats=5,
+        token_budget=256,
+        free_host_blocks=16,
+        preemptions=0,
+        token_s=0.001,
+        step_s=0.02,
+    )
+    return {
+        **dict.fromkeys(_SEATED, seated),
+        "waiting": waiting,
+        "candidates": waiting,
+        "candidate": _requests(1, seated=False),
+        "costs": costs,
+        "step": step,
+    }
+
+
+def _requests(num: int, *, seated: bool) -> RequestColumns:
+    """Requests that arrived one second after another, some tokens into their lives."""
+    ranks = np.arange(num, dtype=np.int64)
+    prompt = 40 + 8 * ranks
+    generated = 5 + ranks if seated else np.zeros(num, dtype=np.int64)
+    arrival_s = _NOW_S - 10.0 + ranks
+    columns: dict[str, Any] = {
+        "request": ranks + 1,
+        "choices": np.ones(num, dtype=np.int64),
+        "arrival": ranks + 1,
+        "arrival_s": arrival_s,
+        "priority": ranks - 1,
+        "tenant": ranks,
+        "deadline_s": np.where(ranks == 0, np.inf, _NOW_S + 30.0),
+        "ttft_target_s": np.where(ranks == 0, np.inf, 20.0),
+        "tpot_target_s": np.where(ranks == 0, np.inf, 0.2),
+        "waits_since_s": arrival_s,
+        "last_run_s": np.full(num, _NOW_S) if seated else arrival_s,
+        "prompt_tokens": prompt,
+        "num_tokens": prompt + generated,
+        "computed_tokens": prompt + generated - 1 if seated else np.zeros(num, dtype=np.int64),
+        "generated_tokens": generated,
+        "max_tokens": np.full(num, 64),
+        "predicted_tokens": np.where(ranks == 0, 0, 32),
+        "cached_tokens": np.zeros(num, dtype=np.int64) if seated else 16 * (ranks % 2),
+        "host_tokens": np.zeros(num, dtype=np.int64),
+        "next_block_key": np.zeros(num, dtype=np.int64) if seated else ranks + 1,
+        "blocks_held": -(-(prompt + generated) // 16) if seated else np.zeros(num, dtype=np.int64),
+        "admission": ranks if seated else np.full(num, -1),
+        "preemptions": np.zeros(num, dtype=np.int64),
+        "overtakes": np.zeros(num, dtype=np.int64) if seated else ranks,
+        "parked": np.zeros(num, dtype=bool),
+    }
+    return RequestColumns(columns, ranks.astype(np.intp))
