@@ -69,6 +69,7 @@ def made_up_views() -> Mapping[str, Any]:
     )
     return {
         **dict.fromkeys(_SEATED, seated),
+        "arrived": waiting,
         "waiting": waiting,
         "candidates": waiting,
         "candidate": _requests(1, seated=False),
@@ -109,5 +110,6 @@ def _requests(num: int, *, seated: bool) -> RequestColumns:
         "preemptions": np.zeros(num, dtype=np.int64),
         "overtakes": np.zeros(num, dtype=np.int64) if seated else ranks,
         "parked": np.zeros(num, dtype=bool),
+        "resumed": ranks == 2,
     }
     return RequestColumns(columns, ranks.astype(np.intp))
