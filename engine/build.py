@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 
 from cadenza.engine.channel import Channel
 from cadenza.engine.loop import EngineLoop
+from cadenza.engine.policies import EnginePolicies
 from cadenza.engine.runner import RunnerFacts, build_runner
 from cadenza.policies.blame import Blame
-from cadenza.policies.decisions import Decisions
-from cadenza.policies.discovery import discover
 from cadenza.policies.hook_guard import HookGuard
-from cadenza.policies.profile import Profile
-from cadenza.policies.runner import PolicyRunner
 from cadenza.scheduler.config import SchedulerConfig
 from cadenza.scheduler.costs import CostModel
 from cadenza.scheduler.scheduler import Scheduler
-from cadenza.wire.messages import EngineConfig, PolicyConfig, Progress, Ready, Sampling, Submit
+from cadenza.wire.messages import EngineConfig, Progress, Ready, Sampling, Submit
 
 
 def build_engine(
@@ -37,7 +32,7 @@ def build_engine(
         ProfileError: the profile cannot be used, or a plugin cannot.
         ValueError: settings that contradict each other or the model.
     """
-    profile = build_profile(config.policies)
+    policies = EnginePolicies(config.policies, guard=guard, blame=blame)
     submits: dict[int, Submit] = {}
 
     def progress(stage: str, done: int, total: int) -> None:
@@ -46,21 +41,9 @@ def build_engine(
     runner, facts = build_runner(config, partial(settings_of, submits), progress)
     limits = _limits(config, facts)
     costs = CostModel(token_s=facts.token_s, copy_block_s=facts.copy_block_s)
-    asker = PolicyRunner(profile, timer=time.monotonic, guard=guard, blame=blame)
-    scheduler = Scheduler(limits, Decisions(profile, asker), costs)
+    scheduler = Scheduler(limits, policies.decisions, costs)
     channel.send(_ready(facts, limits))
-    return EngineLoop(channel, scheduler, runner, submits, policy_news=asker.take_news)
-
-
-def build_profile(config: PolicyConfig) -> Profile:
-    """The profile that the front process has checked before, of instances of this process.
-
-    Raises:
-        ProfileError: it cannot be used after all, or a plugin cannot.
-    """
-    plugins_dir = None if config.plugins_dir is None else Path(config.plugins_dir)
-    catalog = discover(plugins_dir, config.plugins)
-    return catalog.profile(config.chosen, config.options, trace=config.trace)
+    return EngineLoop(channel, scheduler, runner, submits, policies)
 
 
 def settings_of(submits: Mapping[int, Submit], request: int) -> tuple[Sampling, int]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import structlog
 
 from cadenza.engine.channel import Channel
 from cadenza.engine.frames import step_frame
-from cadenza.policies.runner import FaultCount
+from cadenza.engine.policies import EnginePolicies
 from cadenza.scheduler.plan import Runner, StepOutcome
 from cadenza.scheduler.request import Arrival, Refused
 from cadenza.scheduler.scheduler import Scheduler
@@ -19,17 +19,22 @@ from cadenza.wire.arrays import view_ids
 from cadenza.wire.messages import (
     Cancel,
     Credit,
+    DescribePolicies,
     Failed,
     Finish,
+    ReleasePolicy,
     ResetPrefixCache,
     SetDeadline,
+    ShadowPolicies,
     Shutdown,
     Submit,
     ToEngine,
+    UsePolicies,
 )
 
 MAX_BACKLOG_BYTES = 4 << 20  # unsent frames; beyond it nothing is planned until the front reads
 _LONGEST_WAIT_S = 3600.0  # at once; `select` refuses what does not fit its clock
+_LOOK_AGAIN_S = 0.005  # while other policies are prepared and there is nothing else to do
 
 _log = structlog.get_logger(__name__)
 
@@ -38,6 +43,7 @@ class EngineLoop:
     """Feeds the scheduler from the channel, the runner from the scheduler, and the front from both.
 
     `submits` maps the number of each live row to its message, where the runner finds its settings.
+    `policies` are those of the scheduler.
     """
 
     def __init__(
@@ -46,15 +52,15 @@ class EngineLoop:
         scheduler: Scheduler,
         runner: Runner,
         submits: dict[int, Submit],
+        policies: EnginePolicies,
         clock: Callable[[], float] = time.monotonic,
-        policy_news: Callable[[], Sequence[FaultCount]] = tuple,
     ) -> None:
         self._channel = channel
         self._scheduler = scheduler
         self._runner = runner
         self._submits = submits
+        self._policies = policies
         self._clock = clock
-        self._policy_news = policy_news
         self._outcome: StepOutcome | None = None
         self._stopping = False
         self._was_congested = False
@@ -72,6 +78,7 @@ class EngineLoop:
             self._drain_inbox()
             if self._stopping:
                 return
+            self._change_policies()
             if not self._is_congested() and self._is_due():
                 self._step()
 
@@ -94,10 +101,11 @@ class EngineLoop:
         """How long the loop may wait for messages, in seconds; None: for ever."""
         if self._has_news or self._scheduler.has_work:
             return 0
+        longest_s = _LOOK_AGAIN_S if self._policies.is_changing else _LONGEST_WAIT_S
         deadline_s = self._scheduler.next_deadline_s
         if math.isinf(deadline_s):
-            return None
-        return min(max(deadline_s - self._clock(), 0), _LONGEST_WAIT_S)
+            return longest_s if self._policies.is_changing else None
+        return min(max(deadline_s - self._clock(), 0), longest_s)
 
     def _handle(self, message: ToEngine) -> None:
         """Every message is answered by a frame: silence would mean that the engine hangs."""
@@ -119,6 +127,10 @@ class EngineLoop:
                 scheduler.set_deadline(request, _or_never(deadline_s))
             case ResetPrefixCache():
                 scheduler.reset_prefix_cache()
+            case UsePolicies() | ShadowPolicies() | ReleasePolicy() | DescribePolicies():
+                answer = self._policies.handle(message, scheduler)
+                if answer is not None:
+                    self._channel.send(answer)
             case Shutdown():
                 self._stopping = True
             case _:
@@ -134,6 +146,13 @@ class EngineLoop:
         else:
             self._submits.update(dict.fromkeys(rows, message))
 
+    def _change_policies(self) -> None:
+        """Between two steps."""
+        answer = self._policies.advance(self._scheduler)
+        if answer is not None:
+            self._has_news = True
+            self._channel.send(answer)
+
     def _step(self) -> None:
         """The frame leaves before the next forward pass, so that no token waits for it."""
         self._has_news = False
@@ -142,7 +161,7 @@ class EngineLoop:
         for request in report.requests[report.finished != FinishReason.NOT.value]:
             self._submits.pop(int(request), None)
         statistics = self._scheduler.statistics()
-        news = self._policy_news()
+        news = self._policies.take_news()
         self._channel.send(step_frame(report, executed, statistics, self._received, news))
         self._outcome = None if plan is None else self._runner.execute(plan)
 

@@ -64,3 +64,12 @@ class Preparation(Generic[T]):
             ctypes.pythonapi.PyThreadState_SetAsyncExc(identity, ctypes.py_object(_Abandoned))
             self._thread.join(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+def aside(work: Callable[[], object], limit_s: float) -> None:
+    """Do work that nobody waits for, such as running finalizers, and end it after `limit_s`."""
+    preparation = Preparation(work)
+    timer = threading.Timer(limit_s, preparation.abandon)
+    timer.daemon = True
+    timer.start()
+    preparation.future.add_done_callback(lambda _: timer.cancel())

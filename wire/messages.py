@@ -5,10 +5,10 @@ little-endian bytes and are viewed, not copied, by the reader (`wire.arrays`). T
 never import torch: the front process imports it.
 
 Front to engine: `Start`, `Submit`, `Cancel`, `Finish`, `Credit`, `SetDeadline`, `ResetPrefixCache`,
-`Shutdown`.
-Engine to front: `Progress`, `Ready`, `Step`, `Failed`. Once the engine is ready, every message but
-`Shutdown` is followed by a `Step` that counts it in `Counters.received`, whether or not there is
-work; one `Step` may count several.
+`UsePolicies`, `ShadowPolicies`, `ReleasePolicy`, `DescribePolicies`, `Shutdown`.
+Engine to front: `Progress`, `Ready`, `Step`, `Failed`, `PoliciesAnswer`, `PoliciesState`. Once the
+engine is ready, every message but `Shutdown` is followed by a `Step` that counts it in
+`Counters.received`, whether or not there is work; one `Step` may count several.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from enum import IntEnum
 from typing import Any, TypeAlias
 
 import msgspec
+
+from cadenza.wire.policies import ProfileState, ShadowState
 
 
 class Finished(IntEnum):
@@ -144,6 +146,38 @@ class ResetPrefixCache(msgspec.Struct, frozen=True, array_like=True, tag="reset_
     """Forget every cached prefix. Running rows keep their blocks."""
 
 
+class UsePolicies(msgspec.Struct, frozen=True, array_like=True, tag="use_policies"):
+    """Let these policies decide in place of the present ones. Answered by `PoliciesAnswer`.
+
+    They are built and tried meanwhile; steps go on. Until the answer nothing has changed, and after
+    an error nothing has. A policy that stays, of the same class and with equal options, keeps what
+    it knows and what has been counted against it.
+    """
+
+    number: int  # of the question, for its answer
+    config: PolicyConfig
+
+
+class ShadowPolicies(msgspec.Struct, frozen=True, array_like=True, tag="shadow_policies"):
+    """Ask these policies as well, and only compare; None: nobody. Answered by `PoliciesAnswer`."""
+
+    number: int
+    config: PolicyConfig | None
+
+
+class ReleasePolicy(msgspec.Struct, frozen=True, array_like=True, tag="release_policy"):
+    """Ask a quarantined policy again. Answered by `PoliciesAnswer`."""
+
+    number: int
+    policy: str
+
+
+class DescribePolicies(msgspec.Struct, frozen=True, array_like=True, tag="describe_policies"):
+    """Tell which policies decide, and how they fare. Answered by `PoliciesState`."""
+
+    number: int
+
+
 class Shutdown(msgspec.Struct, frozen=True, array_like=True, tag="shutdown"):
     """Leave the loop and exit with status 0."""
 
@@ -255,7 +289,33 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
     request: int | None = None
 
 
+class PoliciesAnswer(msgspec.Struct, frozen=True, array_like=True, tag="policies_answer"):
+    """What became of a change of policies."""
+
+    number: int  # of the question
+    error: str | None = None  # a sentence for the operator; None: it is done
+
+
+class PoliciesState(msgspec.Struct, frozen=True, array_like=True, tag="policies_state"):
+    """The answer to `DescribePolicies`."""
+
+    number: int
+    live: ProfileState
+    shadow: ShadowState | None = None
+
+
 ToEngine: TypeAlias = (
-    Start | Submit | Cancel | Finish | Credit | SetDeadline | ResetPrefixCache | Shutdown
+    Start
+    | Submit
+    | Cancel
+    | Finish
+    | Credit
+    | SetDeadline
+    | ResetPrefixCache
+    | UsePolicies
+    | ShadowPolicies
+    | ReleasePolicy
+    | DescribePolicies
+    | Shutdown
 )
-ToFront: TypeAlias = Progress | Ready | Step | Failed
+ToFront: TypeAlias = Progress | Ready | Step | Failed | PoliciesAnswer | PoliciesState

@@ -12,7 +12,7 @@ import pytest
 from cadenza.cli.main import main
 from cadenza.cli.options import PolicyOptions
 from cadenza.cli.profile import allowed_plugins, configure
-from cadenza.engine.build import build_profile
+from cadenza.engine.policies import library_of
 from cadenza.policies.builtin import BUILTIN, DEFAULTS
 from cadenza.policies.errors import ProfileError
 from cadenza.policies.markers import HOOKSPEC_VERSION
@@ -265,7 +265,8 @@ def test_the_engine_builds_the_profile_that_the_flags_describe(
     monkeypatch.chdir("/")
     (start,) = FrameReader(ToEngine).feed(message)
     assert isinstance(start, Start)
-    engine = build_profile(start.config.policies)
+    config = start.config.policies
+    engine = library_of(config).profile(config.chosen, config.options)
 
     assert engine.names == front.profile.names
     assert engine.names["order_admissions"] == "mine"

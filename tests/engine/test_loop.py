@@ -12,6 +12,7 @@ import pytest
 
 from cadenza.engine.channel import Channel, ChannelClosed
 from cadenza.engine.loop import EngineLoop
+from cadenza.engine.policies import EnginePolicies
 from cadenza.scheduler.plan import StepOutcome, StepPlan
 from cadenza.scheduler.report import Statistics, StepReport, StepResult
 from cadenza.scheduler.request import Arrival, Refused
@@ -25,6 +26,7 @@ from cadenza.wire.messages import (
     Failed,
     Finish,
     Finished,
+    PolicyConfig,
     ResetPrefixCache,
     SetDeadline,
     Shutdown,
@@ -77,10 +79,18 @@ class Front:
 class Engine:
     """A loop in a thread, and what it ended with."""
 
-    def __init__(self, sock: socket.socket, driver: Driver) -> None:
+    def __init__(
+        self, sock: socket.socket, driver: Driver, policies: EnginePolicies | None = None
+    ) -> None:
         self.submits: dict[int, Submit] = {}
         self.error: BaseException | None = None
-        self._loop = EngineLoop(Channel(sock), driver.scheduler, driver.runner, self.submits)
+        self._loop = EngineLoop(
+            Channel(sock),
+            driver.scheduler,
+            driver.runner,
+            self.submits,
+            policies or EnginePolicies(PolicyConfig()),
+        )
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
@@ -277,7 +287,7 @@ def test_a_front_that_does_not_read_stops_the_planning_and_loses_nothing(
         return receive(timeout_s)
 
     monkeypatch.setattr(channel, "receive", watched)
-    loop = EngineLoop(channel, driver.scheduler, driver.runner, {})
+    loop = EngineLoop(channel, driver.scheduler, driver.runner, {}, EnginePolicies(PolicyConfig()))
     thread = threading.Thread(target=loop.run)
     thread.start()
     front = Front(ours)
@@ -384,7 +394,10 @@ class Stage:
     def run(self) -> None:
         channel: Any = self.channel
         scheduler: Any = self.scheduler
-        EngineLoop(channel, scheduler, self.runner, self.submits, lambda: self.now_s).run()
+        policies = EnginePolicies(PolicyConfig())
+        EngineLoop(
+            channel, scheduler, self.runner, self.submits, policies, lambda: self.now_s
+        ).run()
 
 
 def test_without_work_the_loop_waits_for_messages_and_does_not_step():

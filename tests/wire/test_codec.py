@@ -8,23 +8,30 @@ from cadenza.wire.messages import (
     Counters,
     Credit,
     Decision,
+    DescribePolicies,
     EngineConfig,
     Failed,
     Finish,
+    PoliciesAnswer,
+    PoliciesState,
     PolicyConfig,
     Progress,
     Ready,
+    ReleasePolicy,
     ResetPrefixCache,
     RowLogprobs,
     Sampling,
     SetDeadline,
+    ShadowPolicies,
     Shutdown,
     Start,
     Step,
     Submit,
     ToEngine,
     ToFront,
+    UsePolicies,
 )
+from cadenza.wire.policies import Comparison, HookFaults, ProfileState, ShadowState
 
 FRONT_TO_ENGINE = [
     Start(
@@ -67,8 +74,19 @@ FRONT_TO_ENGINE = [
     SetDeadline(1, deadline_s=99.25),
     SetDeadline(1, deadline_s=None),
     ResetPrefixCache(),
+    UsePolicies(1, PolicyConfig(chosen={"guard_starvation": ("max-wait", "bounded-overtake")})),
+    ShadowPolicies(1 << 40, PolicyConfig(options={"fcfs": {"a": [1, "b"]}})),
+    ShadowPolicies(3, None),
+    ReleasePolicy(4, policy="fair-share"),
+    DescribePolicies(5),
     Shutdown(),
 ]
+LIVE = ProfileState(
+    decisions={"order_admissions": ("fcfs",), "on_finished": ("a", "b")},
+    options={"fcfs": {"a": 1.5, "b": True}},
+    faults=(HookFaults("fcfs", "order_admissions", 3, "ValueError('no')"),),
+    quarantined=("fcfs",),
+)
 ENGINE_TO_FRONT = [
     Progress("weights", 3, 10),
     Ready(
@@ -94,6 +112,27 @@ ENGINE_TO_FRONT = [
             ),
         ),
         counters=Counters(parked=1, swapped=2, free_host_blocks=3, decisions_lost=4),
+    ),
+    PoliciesAnswer(1 << 40),
+    PoliciesAnswer(2, error="policy 'x' cannot be used: no"),
+    PoliciesState(3, LIVE),
+    PoliciesState(
+        4,
+        LIVE,
+        ShadowState(
+            LIVE,
+            (
+                Comparison(
+                    hook="order_admissions",
+                    asked=9,
+                    unanswered=1,
+                    differed=4,
+                    first_differed=2,
+                    mean=0.25,
+                    figure="mean change of place",
+                ),
+            ),
+        ),
     ),
     Failed("no", request=4),
     Failed("dead"),

@@ -1,0 +1,253 @@
+"""The policies of the engine process, and how others take their place while it serves.
+
+A change is prepared in a thread of its own, where foreign modules are imported, policies built, and
+the hooks of new ones tried on throw-away instances. Only then, between two steps, does the loop
+replace the reference. There is one change at a time; one that is not ready in time is given up.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import structlog
+
+from cadenza.policies.blame import Blame
+from cadenza.policies.contract import ARGUMENTS
+from cadenza.policies.decisions import Decisions
+from cadenza.policies.errors import ProfileError
+from cadenza.policies.hook_guard import HookGuard
+from cadenza.policies.library import Library
+from cadenza.policies.preparation import Preparation, aside
+from cadenza.policies.profile import Profile
+from cadenza.policies.runner import FaultCount, PolicyRunner, PolicyUnusable
+from cadenza.policies.shadow import SHADOW_BUDGET_S, Shadow, ShadowedDecisions
+from cadenza.scheduler.scheduler import Scheduler
+from cadenza.wire.messages import (
+    DescribePolicies,
+    PoliciesAnswer,
+    PoliciesState,
+    PolicyConfig,
+    ReleasePolicy,
+    ShadowPolicies,
+    UsePolicies,
+)
+from cadenza.wire.policies import Comparison, HookFaults, ProfileState, ShadowState
+
+LIMIT_S = 20.0  # for imports and constructors; some libraries take seconds to import
+
+BUSY = "Another change of policies is under way; try again when it has ended."
+
+Request: TypeAlias = UsePolicies | ShadowPolicies | ReleasePolicy | DescribePolicies
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """What is being prepared, and what to do with it."""
+
+    number: int
+    preparation: Preparation[Profile]
+    deadline_s: float
+    apply: Callable[[Profile], None]
+
+
+class EnginePolicies:
+    """Which policies decide, and which only stand beside them. Belongs to the engine's loop."""
+
+    def __init__(
+        self,
+        config: PolicyConfig,
+        *,
+        timer: Callable[[], float] = time.monotonic,
+        guard: HookGuard | None = None,
+        blame: Blame | None = None,
+        library: Library | None = None,
+        limit_s: float = LIMIT_S,
+    ) -> None:
+        """Build the first profile.
+
+        Args:
+            config: what to choose; where others are found is said here once for all.
+            timer: monotonic seconds.
+            guard: ends hook calls that take too long.
+            blame: tells others of the call under way.
+            library: all policies; None: whatever `config` finds.
+            limit_s: for preparing a change.
+
+        Raises:
+            ProfileError: the profile cannot be used, or a plugin cannot.
+        """
+        self._library = library or library_of(config)
+        self._timer = timer
+        self._guard = guard
+        self._blame = blame
+        self._limit_s = limit_s
+        self._live = self._library.profile(config.chosen, config.options)
+        self._runner = PolicyRunner(self._live, timer=timer, guard=guard, blame=blame)
+        self._shadow: Shadow | None = None
+        self._change: _Change | None = None
+        self.decisions = Decisions(self._live, self._runner)
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether a change is being prepared, so that `advance` may have something to do."""
+        return self._change is not None
+
+    def take_news(self) -> Sequence[FaultCount]:
+        """As `PolicyRunner.take_news`, of the policies that decide."""
+        return self._runner.take_news()
+
+    def handle(
+        self, message: Request, scheduler: Scheduler
+    ) -> Sequence[PoliciesAnswer | PoliciesState]:
+        """Do what is asked; the answer, or nothing if `advance` will give it."""
+        match message:
+            case UsePolicies(number, config):
+                return self._prepare(number, config, self._live, self._take_over)
+            case ShadowPolicies(number, None):
+                return self._drop_shadow(number, scheduler)
+            case ShadowPolicies(number, config):
+                return self._prepare(number, config, None, self._set_shadow)
+            case ReleasePolicy(number, policy):
+                return PoliciesAnswer(number, self._release(policy))
+            case DescribePolicies(number):
+                return self._describe(number)
+
+    def advance(self, scheduler: Scheduler) -> PoliciesAnswer | None:
+        """Between two steps: let a change that is ready take effect; its answer."""
+        change = self._change
+        if change is None:
+            return None
+        if not change.preparation.future.done():
+            if self._timer() < change.deadline_s:
+                return None
+            change.preparation.abandon()
+            error: str | None = f"The policies were not ready within {self._limit_s:g} s."
+        else:
+            error = self._apply(change, scheduler)
+        self._change = None
+        return PoliciesAnswer(change.number, error)
+
+    def _prepare(
+        self,
+        number: int,
+        config: PolicyConfig,
+        before: Profile | None,
+        apply: Callable[[Profile], None],
+    ) -> PoliciesAnswer | None:
+        if self._change is not None:
+            return PoliciesAnswer(number, BUSY)
+
+        def build() -> Profile:
+            profile = self._library.profile(config.chosen, config.options, before=before)
+            self._library.try_out(profile, config.chosen, config.options)
+            return profile
+
+        deadline_s = self._timer() + self._limit_s
+        self._change = _Change(number, Preparation(build), deadline_s, apply)
+        return None
+
+    def _apply(self, change: _Change, scheduler: Scheduler) -> str | None:
+        error = change.preparation.future.exception()
+        if error is not None:
+            return str(error) if isinstance(error, ProfileError) else repr(error)
+        change.apply(change.preparation.future.result())
+        self._decide(scheduler)
+        return None
+
+    def _take_over(self, profile: Profile) -> None:
+        before, self._live = self._live, profile
+        profile.follow(before)
+        self._runner.use(profile)
+        aside(before.let_go, self._limit_s)
+        _log.info("policies changed", decisions=profile.names)
+
+    def _set_shadow(self, profile: Profile) -> None:
+        runner = PolicyRunner(
+            profile,
+            timer=self._timer,
+            guard=self._guard,
+            blame=self._blame,
+            budget_s=SHADOW_BUDGET_S,
+            log=structlog.get_logger(__name__, shadow=True),
+        )
+        self._let_shadow_go()
+        self._shadow = Shadow(profile, runner)
+
+    def _drop_shadow(self, number: int, scheduler: Scheduler) -> PoliciesAnswer:
+        if self._change is not None:
+            return PoliciesAnswer(number, BUSY)
+        if self._shadow is not None:
+            self._let_shadow_go()
+            self._decide(scheduler)
+        return PoliciesAnswer(number)
+
+    def _let_shadow_go(self) -> None:
+        if self._shadow is not None:
+            aside(self._shadow.profile.let_go, self._limit_s)
+            self._shadow = None
+
+    def _decide(self, scheduler: Scheduler) -> None:
+        """From the next step on."""
+        if self._shadow is None:
+            self.decisions = Decisions(self._live, self._runner)
+        else:
+            self.decisions = ShadowedDecisions(self._live, self._runner, self._shadow)
+        scheduler.use(self.decisions)
+
+    def _release(self, policy: str) -> str | None:
+        """What is wrong, if anything is."""
+        runners = {self._live: self._runner}
+        if self._shadow is not None:
+            runners[self._shadow.profile] = self._shadow.runner
+        concerned = [each for profile, each in runners.items() if policy in profile.policies]
+        if not concerned:
+            return f"The policy {policy!r} is not in use; {', '.join(self._live.policies)} are."
+        try:
+            for runner in concerned:
+                runner.release(policy)
+        except PolicyUnusable as error:
+            return str(error)
+        return None
+
+    def _describe(self, number: int) -> PoliciesState:
+        shadow = None
+        if isinstance(self.decisions, ShadowedDecisions) and self._shadow is not None:
+            compared = tuple(
+                Comparison(
+                    hook=each.hook,
+                    asked=each.asked,
+                    unanswered=each.unanswered,
+                    differed=each.differed,
+                    first_differed=each.first_differed,
+                    mean=each.mean,
+                    figure=each.figure,
+                )
+                for each in self.decisions.comparison
+            )
+            shadow = ShadowState(_state(self._shadow.profile, self._shadow.runner), compared)
+        return PoliciesState(number, _state(self._live, self._runner), shadow)
+
+
+def library_of(config: PolicyConfig) -> Library:
+    """All policies that a configuration can find, in this process."""
+    plugins_dir = None if config.plugins_dir is None else Path(config.plugins_dir)
+    return Library(plugins_dir, config.plugins, trace=config.trace)
+
+
+def _state(profile: Profile, runner: PolicyRunner) -> ProfileState:
+    return ProfileState(
+        decisions={hook: names for hook in ARGUMENTS if (names := profile.deciding(hook))},
+        options={policy: dict(given) for policy, given in profile.options.items()},
+        faults=tuple(
+            HookFaults(policy, hook, tally.faults, tally.last_error)
+            for (policy, hook), tally in runner.tallies.items()
+            if tally.faults
+        ),
+        quarantined=runner.quarantined,
+    )

@@ -1,0 +1,497 @@
+"""Policies that change between two steps: no request notices, and a change that fails is none."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import pytest
+
+from cadenza.engine.policies import BUSY, EnginePolicies
+from cadenza.policies import RequestColumns, hookimpl
+from cadenza.policies.builtin import BUILTIN
+from cadenza.policies.choices import choose
+from cadenza.policies.decisions import Decisions
+from cadenza.policies.discovery import Catalog, Found
+from cadenza.policies.library import Library
+from cadenza.policies.presets import PRESETS
+from cadenza.policies.runner import STRIKES
+from cadenza.scheduler.plan import StepOutcome, StepPlan
+from cadenza.scheduler.states import FinishReason
+from cadenza.testing import Driver, oracle
+from cadenza.wire.messages import (
+    DescribePolicies,
+    PoliciesAnswer,
+    PoliciesState,
+    PolicyConfig,
+    ReleasePolicy,
+    ShadowPolicies,
+    Shutdown,
+    Step,
+    UsePolicies,
+)
+from tests.engine.test_loop import Engine, Front, submit
+
+CONFIGS = [
+    PolicyConfig(chosen=dict(choose(preset).chosen), options=dict(choose(preset).options))
+    for preset in PRESETS
+]
+
+
+class Failing:
+    """Fails once it is asked in earnest; a throw-away has nobody to fail."""
+
+    fails: ClassVar[bool] = False
+
+    @hookimpl
+    def order_admissions(self) -> Any:
+        if self.fails:
+            raise ValueError("no")
+
+
+class Reversed:
+    """The newest first, and counts itself."""
+
+    asked: ClassVar[list[int]] = []
+
+    def __init__(self) -> None:
+        self._asked = 0
+
+    @hookimpl
+    def order_admissions(self, waiting: RequestColumns) -> Any:
+        self._asked += 1
+        self.asked.append(self._asked)
+        return -waiting.arrival
+
+
+class Hanging:
+    """Is built when the test says so."""
+
+    go = threading.Event()
+
+    def __init__(self) -> None:
+        self.go.wait()
+
+    @hookimpl
+    def order_admissions(self) -> None: ...
+
+
+class Unbuildable:
+    def __init__(self) -> None:
+        raise KeyError("no weights")
+
+    @hookimpl
+    def order_admissions(self) -> None: ...
+
+
+POLICIES = {
+    "failing": Failing,
+    "reversed": Reversed,
+    "hanging": Hanging,
+    "unbuildable": Unbuildable,
+}
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    Failing.fails, Reversed.asked = False, []
+    Hanging.go = threading.Event()
+    yield
+    Hanging.go.set()
+
+
+def choice(**chosen: str) -> PolicyConfig:
+    return PolicyConfig(chosen={hook: (policy,) for hook, policy in chosen.items()})
+
+
+def policies(config: PolicyConfig | None = None, **settings: Any) -> EnginePolicies:
+    found = {name: Found(cls=cls, source="test") for name, cls in (BUILTIN | POLICIES).items()}
+    library = Library(catalog=Catalog(policies=found))
+    return EnginePolicies(config or PolicyConfig(), library=library, **settings)
+
+
+class Changing:
+    """A scheduler under pressure, whose policies change when the test says so."""
+
+    def __init__(self, config: PolicyConfig | None = None, num: int = 12, **settings: Any) -> None:
+        self.policies = policies(config, **settings)
+        self.driver = Driver(num_blocks=16, num_host_blocks=8, max_num_seqs=4)
+        self.driver.scheduler.use(self.policies.decisions)
+        self.wanted: dict[int, list[int]] = {}
+        for request in range(num):
+            self.add(request)
+
+    def add(self, request: int) -> None:
+        prompt = [request + 1] * (3 + request % 5)
+        tokens = 4 + request % 6
+        self.driver.add(request, prompt, max_tokens=tokens, priority=-request)
+        self.wanted[request] = oracle(prompt, tokens)
+
+    def ask(self, message: Any) -> Any:
+        """The answer, with no step in between."""
+        answer = self.policies.handle(message, self.driver.scheduler)
+        if answer is not None:
+            return answer
+        assert self.policies._change is not None
+        self.policies._change.preparation.future.exception(10)
+        return self.policies.advance(self.driver.scheduler)
+
+    def use(self, config: PolicyConfig) -> str | None:
+        answer = self.ask(UsePolicies(7, config))
+        assert isinstance(answer, PoliciesAnswer)
+        assert answer.number == 7
+        return answer.error
+
+    def state(self) -> PoliciesState:
+        state = self.ask(DescribePolicies(1))
+        assert isinstance(state, PoliciesState)
+        return state
+
+    def finish(self) -> None:
+        """Every request ends, with the tokens that it would have had alone."""
+        self.driver.run()
+        assert self.driver.tokens == self.wanted
+        assert {*self.driver.ends.values()} == {FinishReason.LENGTH}
+
+
+def test_the_next_step_decides_otherwise():
+    changing = Changing()
+    assert changing.use(choice(order_admissions="reversed")) is None
+
+    changing.driver.step()
+
+    assert changing.driver.admitted[:2] == [11, 10]
+    assert changing.state().live.decisions["order_admissions"] == ("reversed",)
+    changing.finish()
+
+
+@pytest.mark.parametrize("preset", ["priority", "vllm-like"])
+def test_a_change_between_any_two_steps_leaves_every_output_as_it_was(preset: str):
+    config = CONFIGS[[*PRESETS].index(preset)]
+    steps = 0
+    while True:
+        changing = Changing()
+        for _ in range(steps):
+            if changing.driver.scheduler.has_unfinished:
+                changing.driver.step()
+        assert changing.use(config) is None
+        was_over = not changing.driver.scheduler.has_unfinished
+        changing.finish()
+        if was_over:
+            break
+        steps += 1
+    assert steps > 10
+
+
+def test_changes_between_all_steps_leave_every_output_as_it_was():
+    changing = Changing()
+    number = 0
+    while changing.driver.scheduler.has_unfinished:
+        assert changing.use(CONFIGS[number % len(CONFIGS)]) is None
+        changing.driver.step()
+        number += 1
+    changing.finish()
+
+
+@pytest.mark.parametrize(
+    ("config", "error"),
+    [
+        (choice(order_admissions="nobody-knows"), "there is no policy 'nobody-knows'"),
+        (choice(order_admissions="unbuildable"), "policy 'unbuildable' cannot be used: 'no weig"),
+        (PolicyConfig(options={"fcfs": {"a": "1"}}), "policy 'fcfs' takes no options"),
+    ],
+)
+def test_a_change_that_fails_changes_nothing(config: PolicyConfig, error: str):
+    changing = Changing(choice(order_admissions="reversed"))
+    changing.driver.step()
+    before, decisions = changing.state(), changing.policies.decisions
+
+    told = changing.use(config)
+
+    assert told is not None
+    assert error in told
+    assert changing.state() == before
+    assert changing.policies.decisions is decisions
+    changing.driver.step()
+    assert Reversed.asked == [*range(1, len(Reversed.asked) + 1)], "the same instance goes on"
+    changing.finish()
+
+
+def test_a_hook_that_fails_when_it_is_tried_is_not_used():
+    changing = Changing()
+    Failing.fails = True
+
+    told = changing.use(choice(order_admissions="failing"))
+
+    assert told is not None
+    assert "'failing' fails in order_admissions when it is tried: ValueError('no')" in told
+    assert changing.state().live.decisions["order_admissions"] == ("fcfs",)
+    assert changing.state().live.faults == ()
+
+
+def test_trying_leaves_no_marks():
+    changing = Changing()
+    changing.use(choice(order_admissions="reversed"))
+    assert Reversed.asked == [1], "a throw-away"
+
+    changing.driver.step()
+
+    assert Reversed.asked == [1, 1]
+
+
+def test_a_policy_in_both_goes_on_where_it_was():
+    changing = Changing(choice(order_admissions="reversed"))
+    changing.driver.step()
+    asked = len(Reversed.asked)
+
+    changing.use(choice(order_admissions="reversed", select_victims="lowest-priority"))
+    changing.finish()
+
+    assert Reversed.asked == [*range(1, len(Reversed.asked) + 1)]
+    assert len(Reversed.asked) > asked
+
+
+def test_a_second_change_waits_for_the_first_to_end():
+    changing = Changing()
+    scheduler = changing.driver.scheduler
+    first = UsePolicies(1, choice(order_admissions="hanging"))
+    assert changing.policies.handle(first, scheduler) is None
+    assert changing.policies.is_changing
+
+    for second in (
+        UsePolicies(2, PolicyConfig()),
+        ShadowPolicies(2, PolicyConfig()),
+        ShadowPolicies(2, None),
+    ):
+        assert changing.policies.handle(second, scheduler) == PoliciesAnswer(2, BUSY)
+    assert changing.policies.advance(scheduler) is None
+    changing.driver.step()
+
+    Hanging.go.set()
+    assert changing.policies._change is not None
+    changing.policies._change.preparation.future.result(10)
+    assert changing.policies.advance(scheduler) == PoliciesAnswer(1)
+    assert not changing.policies.is_changing
+    assert changing.use(PolicyConfig()) is None
+    changing.finish()
+
+
+def test_a_constructor_that_hangs_is_given_up():
+    now_s = 0.0
+    changing = Changing(timer=lambda: now_s, limit_s=20.0)
+    scheduler = changing.driver.scheduler
+    changing.policies.handle(UsePolicies(1, choice(order_admissions="hanging")), scheduler)
+    now_s = 19.9
+    assert changing.policies.advance(scheduler) is None
+
+    now_s = 20.0
+    answer = changing.policies.advance(scheduler)
+
+    assert answer == PoliciesAnswer(1, "The policies were not ready within 20 s.")
+    assert changing.use(choice(order_admissions="reversed")) is None
+    Hanging.go.set()
+    assert changing.policies.advance(scheduler) is None, "what comes too late is nobody's"
+    assert changing.state().live.decisions["order_admissions"] == ("reversed",)
+    changing.finish()
+
+
+def quarantined() -> Changing:
+    changing = Changing(choice(order_admissions="failing"), num=20)
+    Failing.fails = True
+    while "failing" not in changing.state().live.quarantined:
+        changing.driver.step()
+    Failing.fails = False
+    return changing
+
+
+def test_another_victim_policy_does_not_clear_a_quarantine():
+    changing = quarantined()
+    changing.use(choice(order_admissions="failing", select_victims="lowest-priority"))
+
+    state = changing.state().live
+
+    assert state.quarantined == ("failing",)
+    (faults,) = state.faults
+    assert (faults.policy, faults.hook, faults.faults) == ("failing", "order_admissions", STRIKES)
+    assert faults.last_error == "ValueError('no')"
+    changing.finish()
+
+
+def test_a_release_clears_it():
+    changing = quarantined()
+    answer = changing.ask(ReleasePolicy(3, "failing"))
+
+    assert answer == PoliciesAnswer(3)
+    assert changing.state().live.quarantined == ()
+    assert changing.state().live.faults[0].faults == STRIKES
+    changing.finish()
+
+
+def test_only_policies_in_use_are_released():
+    answer = Changing().ask(ReleasePolicy(3, "edf"))
+    assert answer.error == (
+        "The policy 'edf' is not in use; "
+        "fcfs, new-token-ratio, newest, nobody, cost-model, bounded-overtake are."
+    )
+
+
+def test_faults_never_fall():
+    changing = quarantined()
+    seen = []
+    for config in (PolicyConfig(), choice(order_admissions="failing"), PolicyConfig()):
+        changing.use(config)
+        changing.driver.step()
+        seen.append(changing.driver.scheduler.statistics().policy_faults)
+        assert changing.state().live.faults[0].faults == STRIKES
+    assert seen == [STRIKES] * 3
+    assert changing.state().live.quarantined == ()
+
+
+def test_a_shadow_is_asked_and_changes_nothing():
+    plain, changing = Changing(), Changing()
+    shadow = choice(order_admissions="reversed")
+    assert changing.ask(ShadowPolicies(1, shadow)) == PoliciesAnswer(1)
+    plain.finish()
+    changing.finish()
+
+    assert changing.driver.admitted == plain.driver.admitted
+    assert changing.driver.preempted == plain.driver.preempted
+    state = changing.state()
+    assert state.live.decisions["order_admissions"] == ("fcfs",)
+    assert state.shadow is not None
+    assert state.shadow.profile.decisions["order_admissions"] == ("reversed",)
+    orders = next(each for each in state.shadow.comparisons if each.hook == "order_admissions")
+    assert orders.asked == len(Reversed.asked) - 1 > orders.first_differed > 0
+
+
+def test_faults_of_a_shadow_are_its_own():
+    changing = Changing(num=20)
+    changing.ask(ShadowPolicies(1, choice(order_admissions="failing")))
+    Failing.fails = True
+    changing.finish()
+
+    state = changing.state()
+    assert state.shadow is not None
+    assert state.shadow.profile.quarantined == ("failing",)
+    assert state.shadow.profile.faults[0].faults == STRIKES
+    assert state.live.faults == ()
+    assert changing.policies.take_news() == ()
+    assert changing.ask(ReleasePolicy(2, "failing")) == PoliciesAnswer(2)
+    released = changing.state().shadow
+    assert released is not None
+    assert released.profile.quarantined == ()
+
+
+def test_a_shadow_outlives_other_live_policies_and_compares_anew():
+    changing = Changing()
+    changing.ask(ShadowPolicies(1, choice(order_admissions="reversed")))
+    changing.driver.step()
+
+    changing.use(choice(order_admissions="reversed"))
+    state = changing.state().shadow
+    assert state is not None
+    assert {each.asked for each in state.comparisons} == {0}
+    changing.finish()
+
+    state = changing.state().shadow
+    assert state is not None
+    orders = next(each for each in state.comparisons if each.hook == "order_admissions")
+    assert orders.asked > orders.differed == 0
+
+
+def test_without_a_shadow_decisions_are_plain():
+    changing = Changing()
+    changing.ask(ShadowPolicies(1, choice(order_admissions="reversed")))
+    assert type(changing.policies.decisions) is not Decisions
+
+    assert changing.ask(ShadowPolicies(2, None)) == PoliciesAnswer(2)
+
+    assert type(changing.policies.decisions) is Decisions
+    assert changing.state().shadow is None
+    assert changing.ask(ShadowPolicies(3, None)) == PoliciesAnswer(3)
+    changing.finish()
+
+
+# The loop
+
+
+class Held:
+    """Executes the first plan once the test lets it."""
+
+    def __init__(self, runner: Any) -> None:
+        self._runner = runner
+        self.started, self.go = threading.Event(), threading.Event()
+
+    def execute(self, plan: StepPlan) -> StepOutcome:
+        self.started.set()
+        self.go.wait()
+        return self._runner.execute(plan)
+
+
+@pytest.fixture
+def served() -> Iterator[tuple[Front, Held]]:
+    driver = Driver()
+    held = driver.runner = Held(driver.runner)  # type: ignore[assignment]
+    own = policies(choice(order_admissions="reversed"))
+    driver.scheduler.use(own.decisions)
+    ours, theirs = socket.socketpair()
+    ours.settimeout(10)
+    engine = Engine(theirs, driver, own)
+    yield Front(ours), held  # type: ignore[misc]
+    held.go.set()  # type: ignore[attr-defined]
+    ours.close()
+    engine.join()
+    theirs.close()
+
+
+def answers(front: Front, count: int) -> tuple[list[Any], Step]:
+    """So many answers, and the first step after the last."""
+    found: list[Any] = []
+    while True:
+        message = front.receive()
+        if not isinstance(message, Step):
+            found.append(message)
+        elif len(found) == count:
+            return found, message
+
+
+def test_changes_that_come_during_a_step_take_effect_after_it(served: tuple[Front, Held]):
+    front, held = served
+    front.send(submit(1, [5, 6], max_tokens=8))
+    assert held.started.wait(10)
+    front.send(
+        UsePolicies(1, PolicyConfig()),
+        UsePolicies(2, PolicyConfig()),
+        DescribePolicies(3),
+        submit(2, [7]),
+    )
+    held.go.set()
+
+    found: list[Any] = []
+    while len(found) < 3:
+        message = front.receive()
+        if not isinstance(message, Step):
+            found.append(message)
+
+    assert found[0] == PoliciesAnswer(2, BUSY)
+    assert isinstance(found[1], PoliciesState)
+    assert found[1].live.decisions["order_admissions"] == ("reversed",)
+    assert found[2] == PoliciesAnswer(1)
+    front.send(DescribePolicies(4))
+    (state,), _ = answers(front, 1)
+    assert state.live.decisions["order_admissions"] == ("fcfs",)
+
+
+def test_an_engine_at_rest_answers_and_counts_what_it_was_asked(served: tuple[Front, Held]):
+    front, held = served
+    held.go.set()
+    front.send(UsePolicies(1, PolicyConfig()), ReleasePolicy(2, "edf"), ShadowPolicies(3, None))
+
+    found, step = answers(front, 3)
+
+    assert sorted(each.number for each in found) == [1, 2, 3]
+    assert {each.number: each.error for each in found}[1] is None
+    assert step.counters.received == 3
+    front.send(Shutdown())
