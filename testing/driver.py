@@ -17,6 +17,7 @@ from cadenza.scheduler.report import StepReport
 from cadenza.scheduler.request import Arrival
 from cadenza.scheduler.scheduler import Scheduler
 from cadenza.scheduler.states import FinishReason
+from cadenza.testing.clock import ManualClock
 from cadenza.testing.fake_runner import EOS, FakeRunner
 
 STEP_S = 0.01
@@ -33,8 +34,21 @@ class Driver:
         profile: Profile | None = None,
         runner: Runner | None = None,
         costs: CostModel | None = None,
+        *,
+        clock: ManualClock | None = None,
+        decisions: Decisions | None = None,
         **limits: Any,
     ) -> None:
+        """Build all of it.
+
+        Args:
+            profile: whose policies decide; None: the defaults.
+            runner: what computes tokens.
+            costs: what preemptions are priced with; None: what the scheduler measures.
+            clock: advanced by STEP_S in each step; None: one of its own.
+            decisions: in place of `profile`, for whoever wants to see how policies are asked.
+            limits: fields of `SchedulerConfig`.
+        """
         small: dict[str, Any] = {
             "num_blocks": 32,
             "block_size": 4,
@@ -45,12 +59,12 @@ class Driver:
             "watermark": 0.0,
         }
         config = SchedulerConfig(**{**small, **limits})
-        self.decisions = Decisions(profile or Profile())
+        self.decisions = decisions or Decisions(profile or Profile())
         self.scheduler = Scheduler(config, self.decisions, costs)
         self.runner = runner or FakeRunner(
             config.num_blocks, config.block_size, config.num_host_blocks
         )
-        self.now_s = 0.0
+        self.clock = clock or ManualClock()
         self.plan: StepPlan | None = None
         self.outcome: StepOutcome | None = None
         self.tokens: dict[int, list[int]] = {}
@@ -59,6 +73,10 @@ class Driver:
         self.cached: dict[int, int] = {}  # tokens found at the latest admission
         self.preempted: list[int] = []  # in order, once for each time
         self.decided: list[Decision] = []
+
+    @property
+    def now_s(self) -> float:
+        return self.clock.now_s
 
     def add(self, request: int, prompt: Sequence[int], max_tokens: int = 4, **fields: Any) -> None:
         """Let a request arrive now."""
@@ -70,7 +88,7 @@ class Driver:
 
     def step(self) -> StepReport:
         """One step: the last outcome goes in, the invariants are checked, the plan is executed."""
-        self.now_s += STEP_S
+        self.clock.advance(STEP_S)
         report, self.plan = self.scheduler.step(self.now_s, self.outcome)
         self.scheduler.check_invariants()
         self._record(report)

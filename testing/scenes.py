@@ -1,0 +1,132 @@
+"""Situations that hooks may be asked in, and sequences of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cadenza.policies.contract import ARGUMENTS, OBSERVERS
+from cadenza.policies.views import RequestColumns, StepView
+from cadenza.testing.tables import (
+    COLUMNS,
+    preemption_costs,
+    random_requests,
+    request_columns,
+    running_columns,
+    step_view,
+    table_columns,
+)
+
+STEP_S = 0.02
+STARTS_S = 1_000.0  # so that requests may have arrived before
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """One step: who waits, who runs, what has happened."""
+
+    step: StepView
+    waiting: RequestColumns
+    running: RequestColumns
+    admitted: RequestColumns
+    finished: RequestColumns
+
+    def calls(self, hooks: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+        """These hooks with arguments of their own, in the order in which a step asks them.
+
+        Events are told to nobody of nobody, and no candidate is nobody, as the contract says.
+        """
+        for hook in ("on_finished", *(each for each in ARGUMENTS if each != "on_finished")):
+            if hook in hooks:
+                arguments = self._arguments(hook)
+                told = arguments[ARGUMENTS[hook][0]]
+                if len(told) or not (hook in OBSERVERS or hook == "allow_displacement"):
+                    yield hook, arguments
+
+    def _arguments(self, hook: str) -> dict[str, Any]:
+        views: Mapping[str, Any] = {
+            "step": self.step,
+            "waiting": self.waiting,
+            "candidates": self.waiting,
+            "candidate": _some(self.waiting, slice(0, 1)),
+            "running": self.running,
+            "victims": self.running,
+            "costs": preemption_costs(self.running, self.step.free_host_blocks),
+            "admitted": self.admitted,
+            "generated": self.running,
+            "finished": self.finished,
+        }
+        return {name: views[name] for name in ARGUMENTS[hook]}
+
+
+def random_scene(num: int, seed: int, step_id: int = 1) -> Scene:
+    """`num` requests that wait, and as many that run."""
+    rng = random.Random(seed)
+    now_s = STARTS_S + step_id * STEP_S
+    running = random_requests(num, rng, now_s=now_s, running=True)
+    waiting = random_requests(num, rng, now_s=now_s, first=num)
+    return Scene(
+        step=_step(step_id, rng.randrange(4)),
+        waiting=waiting,
+        running=running,
+        admitted=_some(running, slice(0, num // 2)),
+        finished=_some(running, slice(num // 2, num)),
+    )
+
+
+def life(num: int, steps: int, seed: int, turnover: int | None = None) -> Iterator[Scene]:
+    """A service of `num` requests that wait, of which `turnover` are admitted in each step.
+
+    They run for two steps, and end. One in ten leaves without an end, as when a client hangs up.
+    None: a quarter of them.
+    """
+    turnover = max(1, num // 4) if turnover is None else turnover
+    rng = random.Random(seed)
+    everybody = random_requests(num + (steps + 3) * turnover, rng, now_s=STARTS_S)
+    new, seated = (table_columns(**each) for each in (_copied(everybody), _seated(everybody)))
+    ends = everybody.request % 10 != 0
+    for step_id in range(1, steps + 1):
+        first = step_id * turnover
+        ended = np.arange(max(0, first - 2 * turnover), max(0, first - turnover))
+        yield Scene(
+            step=_step(step_id, rng.randrange(4)),
+            waiting=RequestColumns(new, np.arange(first, first + num)),
+            running=RequestColumns(seated, np.arange(max(0, first - 2 * turnover), first)),
+            admitted=RequestColumns(seated, np.arange(first, first + turnover)),
+            finished=RequestColumns(seated, ended[ends[ended]]),
+        )
+
+
+def _step(step_id: int, preemptions: int) -> StepView:
+    return step_view(
+        step_id=step_id,
+        now_s=STARTS_S + step_id * STEP_S,
+        free_blocks=600,
+        cached_blocks=200,
+        free_host_blocks=40,
+        preemptions=preemptions * step_id,
+        token_s=1e-4,
+        step_s=STEP_S,
+    )
+
+
+def _some(view: RequestColumns, chosen: slice) -> RequestColumns:
+    return request_columns(**{name: each[chosen] for name, each in _copied(view).items()})
+
+
+def _copied(view: RequestColumns) -> dict[str, Any]:
+    return {name: getattr(view, name) for name in COLUMNS}
+
+
+def _seated(view: RequestColumns) -> dict[str, Any]:
+    """The same requests, running, each with a token."""
+    lost = ("computed_tokens", "cached_tokens", "remaining_prefill", "next_block_key", "overtakes",
+            "num_tokens", "blocks_held")  # fmt: skip
+    kept = {name: each for name, each in _copied(view).items() if name not in lost}
+    generated = np.minimum(view.generated_tokens + 1, view.max_tokens)
+    changed = {"generated_tokens": generated, "admission": view.arrival}
+    return _copied(running_columns(**{**kept, **changed}))
