@@ -110,3 +110,9 @@ def test_help_imports_nothing_heavy(installed: Path):
     imported = set(done.stdout.splitlines()[-1].split())
     assert "cyclopts" in imported
     assert not imported & HEAVY
+
+
+def test_pytest_finds_the_fixtures_of_the_installed_package(installed: Path, tmp_path: Path):
+    done = run(installed, "-P", "-m", "pytest", "--fixtures", "-p", "no:cacheprovider", cwd=tmp_path)
+
+    assert {"policy_table", "manual_clock", "scheduler_driver"} <= {*done.stdout.split()}
