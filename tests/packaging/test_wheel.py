@@ -113,6 +113,8 @@ def test_help_imports_nothing_heavy(installed: Path):
 
 
 def test_pytest_finds_the_fixtures_of_the_installed_package(installed: Path, tmp_path: Path):
-    done = run(installed, "-P", "-m", "pytest", "--fixtures", "-p", "no:cacheprovider", cwd=tmp_path)
+    done = run(
+        installed, "-P", "-m", "pytest", "--fixtures", "-p", "no:cacheprovider", cwd=tmp_path
+    )
 
     assert {"policy_table", "manual_clock", "scheduler_driver"} <= {*done.stdout.split()}
