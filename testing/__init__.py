@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from cadenza.testing.clock import ManualClock
+    from cadenza.testing.comparison import replay
     from cadenza.testing.conformance import PolicyConformance
     from cadenza.testing.driver import Driver
     from cadenza.testing.fake_runner import FakeRunner, oracle
     from cadenza.testing.profiles import profile_of
+    from cadenza.testing.recording import RecordingDecisions, read_recording, write_recording
     from cadenza.testing.tables import (
         preemption_costs,
         random_requests,
@@ -31,13 +33,17 @@ __all__ = [
     "FakeRunner",
     "ManualClock",
     "PolicyConformance",
+    "RecordingDecisions",
     "oracle",
     "preemption_costs",
     "profile_of",
     "random_requests",
+    "read_recording",
+    "replay",
     "request_columns",
     "running_columns",
     "step_view",
+    "write_recording",
 ]
 
 _MODULES = {
@@ -46,6 +52,8 @@ _MODULES = {
     "driver": ("Driver",),
     "fake_runner": ("FakeRunner", "oracle"),
     "profiles": ("profile_of",),
+    "recording": ("RecordingDecisions", "read_recording", "write_recording"),
+    "comparison": ("replay",),
     "tables": (
         "preemption_costs",
         "random_requests",

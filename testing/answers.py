@@ -14,6 +14,7 @@ _SIZES = (0, 1, 2, 40, 300)
 _SEEDS = range(3)
 _REQUESTS = 48
 _MOST_STEPS = 3_000
+_BUILT_ANEW = (5, 25)  # the steps before which the instance is replaced, as after an interruption
 
 
 def check_answers(subject: Subject, guard: HookGuard) -> None:
@@ -30,13 +31,18 @@ def check_answers(subject: Subject, guard: HookGuard) -> None:
 
 
 def check_service(subject: Subject, guard: HookGuard) -> None:
-    """Raises Failure if hooks fail in a scheduler whose memory is short, or somebody starves."""
+    """Raises Failure if hooks fail where memory is short, or somebody waits for ever.
+
+    The instance is replaced under way, and its successor meets requests that it never heard of.
+    """
     trial = Trial(subject, guard, **_SHORT_OF_MEMORY)
     driver = Driver(decisions=trial.decisions, num_blocks=24, num_host_blocks=8)
     wanted = _crowd(driver)
-    for _ in range(_MOST_STEPS):
+    for num in range(_MOST_STEPS):
         if not driver.scheduler.has_unfinished:
             break
+        if num in _BUILT_ANEW:
+            trial.profile.rebuild(subject.name)
         driver.step()
         trial.check("in a scheduler whose memory is short")
     missing = sorted(request for request in wanted if request not in driver.ends)

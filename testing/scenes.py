@@ -32,6 +32,7 @@ class Scene:
     step: StepView
     waiting: RequestColumns
     running: RequestColumns
+    arrived: RequestColumns
     admitted: RequestColumns
     finished: RequestColumns
 
@@ -56,6 +57,7 @@ class Scene:
             "running": self.running,
             "victims": self.running,
             "costs": preemption_costs(self.running, self.step.free_host_blocks),
+            "arrived": self.arrived,
             "admitted": self.admitted,
             "generated": self.running,
             "finished": self.finished,
@@ -73,6 +75,7 @@ def random_scene(num: int, seed: int, step_id: int = 1) -> Scene:
         step=_step(step_id, rng.randrange(4)),
         waiting=waiting,
         running=running,
+        arrived=_some(waiting, slice(num // 2, num)),
         admitted=_some(running, slice(0, num // 2)),
         finished=_some(running, slice(num // 2, num)),
     )
@@ -91,11 +94,13 @@ def life(num: int, steps: int, seed: int, turnover: int | None = None) -> Iterat
     ends = everybody.request % 10 != 0
     for step_id in range(1, steps + 1):
         first = step_id * turnover
+        came = first if step_id == 1 else first + num - turnover
         ended = np.arange(max(0, first - 2 * turnover), max(0, first - turnover))
         yield Scene(
             step=_step(step_id, rng.randrange(4)),
             waiting=RequestColumns(new, np.arange(first, first + num)),
             running=RequestColumns(seated, np.arange(max(0, first - 2 * turnover), first)),
+            arrived=RequestColumns(new, np.arange(came, first + num)),
             admitted=RequestColumns(seated, np.arange(first, first + turnover)),
             finished=RequestColumns(seated, ended[ends[ended]]),
         )

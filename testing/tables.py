@@ -132,7 +132,7 @@ def preemption_costs(victims: RequestColumns, free_host_blocks: int = 0) -> Pree
     blocks = victims.blocks_held
     return PreemptionCosts(
         recompute_tokens=victims.computed_tokens,
-        recompute_s=victims.computed_tokens * 1e-4,
+        recompute_s=victims.computed_tokens.astype(np.float64) * 1e-4,
         swap_blocks=blocks,
         swap_s=np.where(free_host_blocks > 0, blocks * 2e-4, np.inf),
         free_host_blocks=free_host_blocks,

@@ -111,9 +111,7 @@ class Trial:
             return None
         if tally.excused or "was interrupted" in tally.last_error:
             return f"{_HANGS} {self._limit()}"
-        if tally.faults:
-            return tally.last_error
-        return f"{_HANGS} {self._limit()} with its other hooks" if tally.passed_over else None
+        return tally.last_error if tally.faults else None
 
     def check(self, while_it: str) -> None:
         """Raise Failure if any of its hooks failed."""

@@ -251,6 +251,24 @@ class FailsLater:
         self._entered -= set(finished.request.tolist())
 
 
+class ExpectsToKnowThem:
+    """Whoever ends must have been seen to enter, which an instance built anew has not."""
+
+    name = "expects-to-know-them"
+
+    def __init__(self) -> None:
+        self._entered: set[int] = set()
+
+    @hookimpl
+    def on_admitted(self, admitted: RequestColumns) -> None:
+        self._entered |= set(admitted.request.tolist())
+
+    @hookimpl
+    def on_finished(self, finished: RequestColumns) -> None:
+        for request in finished.request.tolist():
+            self._entered.remove(request)
+
+
 class ForgetsItsDefault:
     """Cannot be built without an option."""
 

@@ -41,6 +41,7 @@ MEANT: dict[str, tuple[str, str]] = {
     "Remembers": (FORGETS, r"1\.00 more for each; forget requests"),
     "WaitsForTheEnd": (FORGETS, r"0\.10 more for each; forget requests"),
     "FailsLater": (SERVES, r"on_admitted, in a scheduler .*entered twice"),
+    "ExpectsToKnowThem": (SERVES, r"on_finished, in a scheduler .*KeyError"),
     "ForgetsItsDefault": (TAKES, "needs the option weight, of type float"),
 }
 

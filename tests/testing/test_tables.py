@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from cadenza.policies import RequestColumns, StepView
+from cadenza.policies.contract import ARGUMENTS
 from cadenza.testing import (
     Driver,
     ManualClock,
@@ -18,6 +19,7 @@ from cadenza.testing import (
     running_columns,
     step_view,
 )
+from cadenza.testing.scenes import random_scene
 from cadenza.testing.tables import COLUMNS
 
 
@@ -126,3 +128,9 @@ def test_a_driver_goes_by_the_clock_that_it_is_given():
     driver.run()
 
     assert driver.now_s == clock.now_s == pytest.approx(40.02)
+
+
+def test_scenes_have_arguments_for_every_hook():
+    asked = {hook for hook, _ in random_scene(2, seed=0).calls(tuple(ARGUMENTS))}
+
+    assert asked == {*ARGUMENTS}

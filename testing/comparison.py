@@ -1,0 +1,110 @@
+"""What a policy would have decided in a recorded run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cadenza.policies.contract import OBSERVERS
+from cadenza.policies.differences import (
+    Difference,
+    of_counts,
+    of_margins,
+    of_masks,
+    of_scores,
+)
+from cadenza.testing.recording import Asked
+from cadenza.testing.trial import Subject, Trial, hook_guard
+
+_Array = npt.NDArray[Any]
+
+
+def _order(was: _Array, would_be: _Array, asked: Asked) -> Difference:
+    return of_scores(was, would_be, asked.arguments["waiting"].arrival)
+
+
+def _victims(was: _Array, would_be: _Array, asked: Asked) -> Difference:
+    return of_scores(was, would_be, -asked.arguments["running"].admission)
+
+
+_COMPARE: dict[str, Callable[[_Array, _Array, Asked], Difference]] = {
+    "order_admissions": _order,
+    "select_victims": _victims,
+    "reserve_blocks": lambda was, would_be, _: of_counts(was, would_be),
+    "allow_displacement": lambda was, would_be, _: of_margins(was, would_be),
+}  # others are masks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """A recorded question, and what the policy says to it."""
+
+    asked: Asked
+    answer: _Array
+    difference: Difference
+
+
+@dataclass(slots=True)
+class Replay:
+    """All that a policy answered. What came of it is not known: the run went on as recorded."""
+
+    answered: list[Answered] = field(default_factory=list)
+
+    @property
+    def differing(self) -> list[Answered]:
+        """Where something else would have been done."""
+        return [each for each in self.answered if each.difference.differs]
+
+    def __str__(self) -> str:
+        """A line a hook: how often it was asked, how often it differed, and first where."""
+        hooks = dict.fromkeys(each.asked.hook for each in self.answered)
+        return "\n".join(self._line(hook) for hook in hooks)
+
+    def _line(self, hook: str) -> str:
+        answered = [each for each in self.answered if each.asked.hook == hook]
+        differing = [each for each in answered if each.difference.differs]
+        line = f"{hook}: {len(differing)} of {len(answered)} answers differ"
+        if not differing:
+            return line
+        first = differing[0]
+        return (
+            f"{line}; first in step {first.asked.step_id}, "
+            f"{first.asked.policy} {_shown(first.asked.answer)}, now {_shown(first.answer)}"
+        )
+
+
+def replay(
+    asked: Iterable[Asked], policy: type, options: Mapping[str, Any] | None = None
+) -> Replay:
+    """Ask a fresh instance what was asked, and tell it what was told, in the recorded order.
+
+    Raises:
+        Failure: a hook fails, or the class cannot be used.
+    """
+    subject, replayed = Subject(policy, options or {}), Replay()
+    with hook_guard() as guard:
+        trial = Trial(subject, guard)
+        for each in asked:
+            if each.hook not in subject.hooks:
+                continue
+            answer = trial.ask(each.hook, each.arguments)
+            if each.hook not in OBSERVERS:
+                difference = compare(each, answer)
+                replayed.answered.append(Answered(asked=each, answer=answer, difference=difference))
+    return replayed
+
+
+def compare(asked: Asked, answer: _Array) -> Difference:
+    """What would have been done otherwise had this been the answer."""
+    was = np.asarray(asked.answer)
+    if asked.hook in _COMPARE:
+        return _COMPARE[asked.hook](was, answer, asked)
+    return of_masks(was, answer)
+
+
+def _shown(answer: _Array | None) -> str:
+    return np.array2string(np.asarray(answer), threshold=8, precision=4, separator=", ")
