@@ -8,7 +8,7 @@ replace the reference. There is one change at a time; one that is not ready in t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -53,7 +53,7 @@ class _Change:
     number: int
     preparation: Preparation[Profile]
     deadline_s: float
-    apply: Callable[[Profile], None]
+    apply: Callable[[Profile, Scheduler], None]
 
 
 class EnginePolicies:
@@ -91,7 +91,7 @@ class EnginePolicies:
         self._runner = PolicyRunner(self._live, timer=timer, guard=guard, blame=blame)
         self._shadow: Shadow | None = None
         self._change: _Change | None = None
-        self.decisions = Decisions(self._live, self._runner)
+        self.decisions = Decisions(self._live, self._runner, newcomers=())
 
     @property
     def is_changing(self) -> bool:
@@ -104,14 +104,14 @@ class EnginePolicies:
 
     def handle(
         self, message: Request, scheduler: Scheduler
-    ) -> Sequence[PoliciesAnswer | PoliciesState]:
-        """Do what is asked; the answer, or nothing if `advance` will give it."""
+    ) -> PoliciesAnswer | PoliciesState | None:
+        """Do what is asked. The answer; None if `advance` will give it."""
         match message:
             case UsePolicies(number, config):
                 return self._prepare(number, config, self._live, self._take_over)
-            case ShadowPolicies(number, None):
-                return self._drop_shadow(number, scheduler)
             case ShadowPolicies(number, config):
+                if config is None:
+                    return self._drop_shadow(number, scheduler)
                 return self._prepare(number, config, None, self._set_shadow)
             case ReleasePolicy(number, policy):
                 return PoliciesAnswer(number, self._release(policy))
@@ -138,7 +138,7 @@ class EnginePolicies:
         number: int,
         config: PolicyConfig,
         before: Profile | None,
-        apply: Callable[[Profile], None],
+        apply: Callable[[Profile, Scheduler], None],
     ) -> PoliciesAnswer | None:
         if self._change is not None:
             return PoliciesAnswer(number, BUSY)
@@ -156,18 +156,19 @@ class EnginePolicies:
         error = change.preparation.future.exception()
         if error is not None:
             return str(error) if isinstance(error, ProfileError) else repr(error)
-        change.apply(change.preparation.future.result())
-        self._decide(scheduler)
+        change.apply(change.preparation.future.result(), scheduler)
         return None
 
-    def _take_over(self, profile: Profile) -> None:
+    def _take_over(self, profile: Profile, scheduler: Scheduler) -> None:
         before, self._live = self._live, profile
         profile.follow(before)
         self._runner.use(profile)
+        settled = profile.kept - self.decisions.newcomers
+        self._decide(scheduler, {*profile.policies} - settled)
         aside(before.let_go, self._limit_s)
         _log.info("policies changed", decisions=profile.names)
 
-    def _set_shadow(self, profile: Profile) -> None:
+    def _set_shadow(self, profile: Profile, scheduler: Scheduler) -> None:
         runner = PolicyRunner(
             profile,
             timer=self._timer,
@@ -176,28 +177,28 @@ class EnginePolicies:
             budget_s=SHADOW_BUDGET_S,
             log=structlog.get_logger(__name__, shadow=True),
         )
-        self._let_shadow_go()
-        self._shadow = Shadow(profile, runner)
+        self._replace_shadow(Shadow(profile, runner), scheduler)
 
     def _drop_shadow(self, number: int, scheduler: Scheduler) -> PoliciesAnswer:
         if self._change is not None:
             return PoliciesAnswer(number, BUSY)
         if self._shadow is not None:
-            self._let_shadow_go()
-            self._decide(scheduler)
+            self._replace_shadow(None, scheduler)
         return PoliciesAnswer(number)
 
-    def _let_shadow_go(self) -> None:
-        if self._shadow is not None:
-            aside(self._shadow.profile.let_go, self._limit_s)
-            self._shadow = None
+    def _replace_shadow(self, shadow: Shadow | None, scheduler: Scheduler) -> None:
+        before, self._shadow = self._shadow, shadow
+        self._decide(scheduler, self.decisions.newcomers)
+        if before is not None:
+            aside(before.profile.let_go, self._limit_s)
 
-    def _decide(self, scheduler: Scheduler) -> None:
-        """From the next step on."""
-        if self._shadow is None:
-            self.decisions = Decisions(self._live, self._runner)
+    def _decide(self, scheduler: Scheduler, newcomers: Collection[str]) -> None:
+        """From the next step on; only newcomers are told who is here."""
+        live, runner, shadow = self._live, self._runner, self._shadow
+        if shadow is None:
+            self.decisions = Decisions(live, runner, newcomers)
         else:
-            self.decisions = ShadowedDecisions(self._live, self._runner, self._shadow)
+            self.decisions = ShadowedDecisions(live, runner, shadow, newcomers)
         scheduler.use(self.decisions)
 
     def _release(self, policy: str) -> str | None:

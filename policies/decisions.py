@@ -8,7 +8,7 @@ swapped.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -44,10 +44,22 @@ class _Kind(NamedTuple):
 class Decisions:
     """Asks a profile's policies, one method a hook."""
 
-    def __init__(self, profile: Profile, runner: PolicyRunner | None = None) -> None:
-        """Ask through `runner`; None: one of its own, without time limits."""
+    def __init__(
+        self,
+        profile: Profile,
+        runner: PolicyRunner | None = None,
+        newcomers: Collection[str] | None = None,
+    ) -> None:
+        """Ask the policies of `profile`.
+
+        Args:
+            profile: whose policies are asked.
+            runner: through whom; None: one of its own, without time limits.
+            newcomers: policies that have not been told who is here; None: all of them.
+        """
         self._profile = profile
         self._runner = runner or PolicyRunner(profile)
+        self.newcomers = frozenset(profile.policies if newcomers is None else newcomers)
         self._asked = {
             hook: tuple(dict.fromkeys((chosen, DEFAULTS[hook])))
             for hook, chosen in profile.names.items()
@@ -120,6 +132,15 @@ class Decisions:
     def on_arrived(self, arrived: RequestColumns, step: StepView) -> None:
         """Tell every policy that listens who has come."""
         self._tell("on_arrived", {"arrived": arrived, "step": step})
+
+    def introduce(self, everybody: RequestColumns, arrived: RequestColumns, step: StepView) -> None:
+        """Tell newcomers who is here, and the others who has come, through `on_arrived`."""
+        for policy in self._profile.observers("on_arrived"):
+            news = everybody if policy in self.newcomers else arrived
+            if len(news):
+                arguments = {"arrived": news, "step": step}
+                self._runner.ask(policy, "on_arrived", _ignore, arguments)
+        self.newcomers = frozenset()
 
     def on_admitted(self, admitted: RequestColumns, step: StepView) -> None:
         """Tell every policy that listens who got a seat."""

@@ -7,7 +7,7 @@ pays nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,12 +67,13 @@ class Compared:
         return self.total / max(self.asked - self.unanswered, 1)
 
 
-@dataclass(frozen=True, slots=True)
 class Shadow:
     """The profile that is asked beside the live one, and who asks it."""
 
-    profile: Profile
-    runner: PolicyRunner
+    def __init__(self, profile: Profile, runner: PolicyRunner) -> None:
+        self.profile = profile
+        self.runner = runner
+        self.decisions = Decisions(profile, runner)
 
 
 class ShadowedDecisions(Decisions):
@@ -82,10 +83,16 @@ class ShadowedDecisions(Decisions):
     scheduler has no such question.
     """
 
-    def __init__(self, profile: Profile, runner: PolicyRunner, shadow: Shadow) -> None:
-        super().__init__(profile, runner)
+    def __init__(
+        self,
+        profile: Profile,
+        runner: PolicyRunner,
+        shadow: Shadow,
+        newcomers: Collection[str] | None = None,
+    ) -> None:
+        super().__init__(profile, runner, newcomers)
         self._shadow = shadow
-        self._other = Decisions(shadow.profile, shadow.runner)
+        self._other = shadow.decisions
         self._compared = {hook: Compared(hook, _COMPARE[hook][0]) for hook in HOOKS}
 
     @property
@@ -105,6 +112,10 @@ class ShadowedDecisions(Decisions):
 
     def observes(self, hook: str) -> bool:
         return super().observes(hook) or self._other.observes(hook)
+
+    def introduce(self, everybody: RequestColumns, arrived: RequestColumns, step: StepView) -> None:
+        super().introduce(everybody, arrived, step)
+        self._other.introduce(everybody, arrived, step)
 
     def _tell(self, hook: str, arguments: dict[str, Any]) -> None:
         super()._tell(hook, arguments)

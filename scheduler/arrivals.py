@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
+from cadenza.policies.views import RequestColumns
 from cadenza.scheduler.stores import Stores
+from cadenza.scheduler.table import Rows
 
 
 class Arrivals:
@@ -16,25 +20,42 @@ class Arrivals:
     def __init__(self, stores: Stores) -> None:
         self._stores = stores
         self._new: list[int] = []
+        self._former: list[int] | None = None  # here already when other policies came
 
     def add(self, row: int) -> None:
         """A row that has just come."""
         self._new.append(row)
 
-    def add_everybody(self) -> None:
-        """All that are here, in order of arrival, for policies that have not seen them come."""
-        table = self._stores.table
-        rows = np.fromiter(table, dtype=np.intp, count=-1)
-        rows = rows[np.argsort(table.arrival[rows])]
-        table.resumed[rows] = True
-        self._new = rows.tolist()
+    def introduce(self) -> None:
+        """Other policies have come, who have not seen those that are here."""
+        rows = np.fromiter(self._stores.table, dtype=np.intp, count=-1)
+        self._former = rows[np.argsort(self._stores.table.arrival[rows])].tolist()
 
     def tell(self, now_s: float) -> None:
         """Tell policies of the new rows, which are new no more."""
-        if not self._new:
-            return
-        stores = self._stores
-        if stores.decisions.observes("on_arrived"):
-            rows = np.array(self._new, dtype=np.intp)
-            stores.decisions.on_arrived(stores.table.view(rows), stores.view(now_s))
-        self._new = []
+        decisions = self._stores.decisions
+        if self._former is not None:
+            self._introduce(self._former, now_s)
+        elif self._new and decisions.observes("on_arrived"):
+            decisions.on_arrived(self._view(self._new), self._stores.view(now_s))
+        self._new, self._former = [], None
+
+    def _introduce(self, former: Sequence[int], now_s: float) -> None:
+        stores, table = self._stores, self._stores.table
+        resumed = table.resumed.copy()
+        resumed[former] = True
+        if stores.decisions.newcomers:  # a mere shadow changes nothing for others
+            table.resumed[:] = resumed
+        known = {*former}
+        everybody = _rows([*former, *(row for row in self._new if row not in known)])
+        columns = {**table.by_name, "resumed": resumed}
+        stores.decisions.introduce(
+            RequestColumns(columns, everybody), self._view(self._new), stores.view(now_s)
+        )
+
+    def _view(self, rows: Sequence[int]) -> RequestColumns:
+        return self._stores.table.view(_rows(rows))
+
+
+def _rows(rows: Sequence[int]) -> Rows:
+    return np.array(rows, dtype=np.intp)

@@ -138,11 +138,12 @@ class Scheduler:
     def use(self, decisions: Decisions) -> None:
         """Let other policies decide, and be told, from the next step on.
 
-        Those that listen to `on_arrived` are told there of everybody who is here, as resumed.
+        Newcomers among them that listen to `on_arrived` are told there of everybody who is here, as
+        resumed.
         """
         self._faults_before += self._stores.decisions.faults - decisions.faults
         self._stores.decisions = decisions
-        self._arrivals.add_everybody()
+        self._arrivals.introduce()
 
     def reset_prefix_cache(self) -> None:
         """Forget every cached prefix. Running requests keep their blocks."""

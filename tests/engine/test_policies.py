@@ -66,6 +66,20 @@ class Reversed:
         return -waiting.arrival
 
 
+class Listening:
+    """Writes down of whom it is told: requests, and which of them as resumed."""
+
+    told: ClassVar[list[tuple[list[int], list[bool]]]] = []
+
+    @hookimpl
+    def on_arrived(self, arrived: RequestColumns) -> None:
+        self.told.append((arrived.request.tolist(), arrived.resumed.tolist()))
+
+
+class ListeningToo(Listening):
+    told: ClassVar[list[tuple[list[int], list[bool]]]] = []
+
+
 class Hanging:
     """Is built when the test says so."""
 
@@ -89,6 +103,8 @@ class Unbuildable:
 POLICIES = {
     "failing": Failing,
     "reversed": Reversed,
+    "listening": Listening,
+    "listening-too": ListeningToo,
     "hanging": Hanging,
     "unbuildable": Unbuildable,
 }
@@ -97,6 +113,7 @@ POLICIES = {
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
     Failing.fails, Reversed.asked = False, []
+    Listening.told, ListeningToo.told = [], []
     Hanging.go = threading.Event()
     yield
     Hanging.go.set()
@@ -411,6 +428,54 @@ def test_without_a_shadow_decisions_are_plain():
     assert type(changing.policies.decisions) is Decisions
     assert changing.state().shadow is None
     assert changing.ask(ShadowPolicies(3, None)) == PoliciesAnswer(3)
+    changing.finish()
+
+
+def test_only_newcomers_are_told_who_is_here():
+    changing = Changing(PolicyConfig(chosen={"observer": ("listening",)}), num=2)
+    changing.driver.step()
+    both = PolicyConfig(chosen={"observer": ("listening", "listening-too")})
+    changing.add(2)
+    assert changing.use(both) is None
+    ListeningToo.told.clear()  # of the throw-away
+    changing.add(3)
+
+    changing.driver.step()
+
+    assert Listening.told == [([0, 1], [False, False]), ([2, 3], [True, False])]
+    assert ListeningToo.told == [([0, 1, 2, 3], [True, True, True, False])]
+    assert changing.use(PolicyConfig(chosen=both.chosen, options={})) is None
+    changing.finish()
+    assert len(Listening.told) == 2
+    assert len(ListeningToo.told) == 1
+
+
+def test_a_newcomer_that_another_change_kept_is_told_as_well():
+    changing = Changing(num=2)
+    changing.driver.step()
+    changing.use(PolicyConfig(chosen={"observer": ("listening",)}))
+    changing.use(PolicyConfig(chosen={"observer": ("listening",), "reserve_blocks": ("none",)}))
+    Listening.told.clear()
+
+    changing.driver.step()
+
+    assert Listening.told == [([0, 1], [True, True])]
+
+
+def test_a_shadow_is_introduced_and_the_live_policies_are_not():
+    changing = Changing(PolicyConfig(chosen={"observer": ("listening",)}), num=2)
+    changing.driver.step()
+    changing.ask(ShadowPolicies(1, PolicyConfig(chosen={"observer": ("listening-too",)})))
+    ListeningToo.told.clear()
+
+    changing.driver.step()
+    table = changing.driver.scheduler._stores.table
+    assert not table.resumed[[table.row_of(request) for request in (0, 1)]].any()
+    changing.use(PolicyConfig(chosen={"observer": ("listening",), "reserve_blocks": ("none",)}))
+    changing.driver.step()
+
+    assert Listening.told == [([0, 1], [False, False])]
+    assert ListeningToo.told == [([0, 1], [True, True])]
     changing.finish()
 
 
