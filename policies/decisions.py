@@ -146,6 +146,14 @@ class Decisions:
         """Tell every policy that listens who got a seat."""
         self._tell("on_admitted", {"admitted": admitted, "step": step})
 
+    def on_preempted(self, preempted: RequestColumns, step: StepView) -> None:
+        """Tell every policy that listens who lost the seat."""
+        self._tell("on_preempted", {"preempted": preempted, "step": step})
+
+    def on_resumed(self, resumed: RequestColumns, step: StepView) -> None:
+        """Tell every policy that listens who came back from a preemption."""
+        self._tell("on_resumed", {"resumed": resumed, "step": step})
+
     def on_generated(self, generated: RequestColumns, step: StepView) -> None:
         """Tell every policy that listens who got a token."""
         self._tell("on_generated", {"generated": generated, "step": step})

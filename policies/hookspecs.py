@@ -138,9 +138,34 @@ def on_admitted(admitted: RequestColumns, step: StepView) -> None:
     """Learn which requests got a seat in this step, and what is left of their prefill.
 
     Called once a step, after the admissions, with at least one request, if somebody listens. Those
-    that come back from a preemption are among them: `preemptions` tells. Several choices that share
-    a prompt are one request, with its first seat. Every policy of the profile that has this hook is
-    told. A fault counts, and costs the other policies nothing. Default: nobody listens.
+    that come back from a preemption are among them: `preemptions` tells, and `on_resumed` after
+    this. Several choices that share a prompt are one request, with its first seat. Every policy of
+    the profile that has this hook is told. A fault counts, and costs the other policies nothing.
+    Default: nobody listens.
+    """
+
+
+@hookspec
+def on_preempted(preempted: RequestColumns, step: StepView) -> None:
+    """Learn which requests lost their seat in this step, and wait again.
+
+    Called once a step, after the last of them has left and before `on_admitted`, with at least one
+    request, if somebody listens. Parked ones are among them. They hold nothing on the device any
+    more; `remaining_prefill` is what neither the prefix cache nor a copy on the host saves them,
+    and `preemptions` counts this one. Several choices that share a prompt are one request. Every
+    policy of the profile that has this hook is told. A fault counts, and costs the other policies
+    nothing. Default: nobody listens.
+    """
+
+
+@hookspec
+def on_resumed(resumed: RequestColumns, step: StepView) -> None:
+    """Learn which preempted requests got a seat again in this step.
+
+    Called once a step, after `on_admitted`, which tells of them as well, with at least one request,
+    if somebody listens. It has nothing to do with the column `resumed`, which is about requests
+    that policies have not seen come. Every policy of the profile that has this hook is told. A
+    fault counts, and costs the other policies nothing. Default: nobody listens.
     """
 
 

@@ -68,6 +68,7 @@ class PlanBuilder:
         self.token_budget = token_budget
         self.copies = CopyList()
         self.seated: list[int] = []  # rows that got a seat in this step
+        self.unseated: list[int] = []  # rows that lost theirs
         self.admitted: list[int] = []  # requests
         self.cached: list[int] = []  # tokens that each admitted request need not compute
         self.preempted: list[int] = []  # requests

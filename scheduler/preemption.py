@@ -229,6 +229,7 @@ class Preemption:
         table.waits_since_s[row] = plan.now_s
         if not swapped:
             stores.follow(row)
+        plan.unseated.append(row)
         for choice in cold.choices:
             plan.preempted.append(choice)
             costs = flavour.recompute_s, flavour.swap_s

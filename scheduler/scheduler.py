@@ -214,13 +214,13 @@ class Scheduler:
         if budget.spare >= 0:
             place_running(self._stores, plan, budget.running, budget.growth)
             self._admission.run(plan, budget)
-            if plan.seated and self._stores.decisions.observes("on_admitted"):
-                self._tell_admitted(plan)
 
     def _preempt(self, plan: PlanBuilder, budget: Budget) -> None:
         """Clear the deficit with just enough victims, then place who is left."""
         if budget.spare < 0:
             self._preemption.clear_deficit(plan, budget)
+        if plan.unseated or plan.seated:
+            self._tell_seats(plan)
 
     def _assemble(self, plan: PlanBuilder, ended: Ended) -> StepResult:
         stores = self._stores
@@ -254,11 +254,20 @@ class Scheduler:
             block_size=self.config.block_size,
         )
 
-    def _tell_admitted(self, plan: PlanBuilder) -> None:
-        """Tell policies who got a seat."""
+    def _tell_seats(self, plan: PlanBuilder) -> None:
+        """Tell policies who lost a seat in this step, who got one, and who of them came back."""
         stores = self._stores
-        admitted = stores.table.view(np.array(plan.seated, dtype=np.intp))
-        stores.decisions.on_admitted(admitted, stores.view(plan.now_s))
+        tell, table = stores.decisions, stores.table
+        seated = np.array(plan.seated, dtype=np.intp)
+        if plan.unseated and tell.observes("on_preempted"):
+            unseated = np.array(plan.unseated, dtype=np.intp)
+            tell.on_preempted(table.view(unseated), stores.view(plan.now_s))
+        if len(seated) and tell.observes("on_admitted"):
+            tell.on_admitted(table.view(seated), stores.view(plan.now_s))
+        if len(seated) and tell.observes("on_resumed"):
+            back = seated[table.preemptions[seated] > 0]
+            if len(back):
+                tell.on_resumed(table.view(back), stores.view(plan.now_s))
 
     def _leave(self, departure: Departure) -> None:
         if departure.request in self._stores.table:

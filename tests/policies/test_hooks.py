@@ -7,7 +7,7 @@ import pytest
 
 from cadenza.policies import PreemptionCosts, RequestColumns, StepView, hookimpl, hookspecs
 from cadenza.policies.builtin import BUILTIN, DEFAULTS
-from cadenza.policies.profile import HOOKS, OBSERVERS, Profile
+from cadenza.policies.profile import HOOKS, OBSERVER, OBSERVERS, Profile
 from cadenza.testing import Driver, oracle
 
 SPECS = {
@@ -247,6 +247,55 @@ def test_hook_on_admitted():
 
     # the one that came back found its two full blocks again
     assert told.admitted == [{0: (3, 0), 2: (10, 0)}, {2: (4, 1)}]
+
+
+def test_hook_on_preempted():
+    told: list[list[tuple[int, int, int]]] = []
+
+    class Watch:
+        @hookimpl
+        def on_preempted(self, preempted: RequestColumns, step: StepView) -> None:
+            facts = (preempted.request, preempted.remaining_prefill, preempted.preemptions)
+            told.append(list(zip(*(each.tolist() for each in facts), strict=True)))
+
+    chosen = {"reserve_blocks": "none", OBSERVER: "mine"}
+    driver = Driver(Profile(chosen, {**BUILTIN, "mine": Watch}), num_blocks=6, max_model_len=24)
+    three_that_over_commit(driver)
+    driver.run()
+
+    assert [request for each in told for request, _, _ in each] == driver.preempted
+    assert told[0] == [(2, 9, 1)]  # after two tokens; the others have taken its blocks
+
+
+def test_hook_on_resumed():
+    calls: list[tuple[str, list[int]]] = []
+
+    class Watch:
+        @hookimpl
+        def on_preempted(self, preempted: RequestColumns, step: StepView) -> None:
+            calls.append(("preempted", preempted.request.tolist()))
+
+        @hookimpl
+        def on_admitted(self, admitted: RequestColumns, step: StepView) -> None:
+            calls.append(("admitted", admitted.request.tolist()))
+
+        @hookimpl
+        def on_resumed(self, resumed: RequestColumns, step: StepView) -> None:
+            calls.append(("resumed", resumed.request.tolist()))
+
+    driver = Driver(Profile({OBSERVER: "mine"}, {**BUILTIN, "mine": Watch}))
+    driver.add(0, [1, 2, 3], max_tokens=8, ignore_eos=True)
+    driver.step()
+    driver.scheduler.preempt(0, swap=False)
+    driver.add(1, [4], max_tokens=8, ignore_eos=True)
+    driver.run()
+
+    assert calls == [
+        ("admitted", [0]),
+        ("preempted", [0]),
+        ("admitted", [0, 1]),
+        ("resumed", [0]),
+    ]
 
 
 def test_hook_on_generated():

@@ -15,12 +15,14 @@ import numpy as np
 
 from cadenza.policies import RequestColumns, StepView, hookimpl
 from cadenza.policies.builtin import BUILTIN
-from cadenza.policies.profile import Profile
+from cadenza.policies.decisions import Decisions
+from cadenza.policies.profile import OBSERVER, Profile
 from cadenza.scheduler.report import StepReport
 from cadenza.scheduler.request import Refused
 from cadenza.scheduler.states import FinishReason
 from cadenza.testing import Driver, oracle
 from tests.scheduler.histories import Histories
+from tests.scheduler.witness import Witness
 
 NEVER = float("inf")
 PATIENCE = 400  # steps in which a life must end once nothing arrives and everybody has credit
@@ -47,7 +49,9 @@ CHOICES: dict[str, list[str]] = {
 
 
 def profile_of(names: dict[str, str]) -> Profile:
-    return Profile(names, {**BUILTIN, Impatient.name: Impatient})
+    """These policies, and a witness."""
+    policies = {**BUILTIN, Impatient.name: Impatient, Witness.name: Witness}
+    return Profile({**names, OBSERVER: Witness.name}, policies)
 
 
 @dataclass
@@ -147,6 +151,10 @@ class Life:
         """The row of the choice loses its seat in the next step, if it has one."""
         self.driver.scheduler.preempt(request, swap=swap)
         self.forced = True
+
+    def use(self, names: dict[str, str]) -> None:
+        """These policies take over."""
+        self.driver.scheduler.use(Decisions(profile_of(names)))
 
     def set_deadline(self, request: int, deadline_s: float) -> None:
         """For the choice, and for all of its request as long as none has a token."""

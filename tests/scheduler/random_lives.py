@@ -41,6 +41,7 @@ KINDS = (
     "ended: STOPPED",
     "ended: ABORTED",
     "resets",
+    "disturbed: use",
 )
 DISTURBANCES = [
     "drop",
@@ -53,6 +54,7 @@ DISTURBANCES = [
     "swap, reset",
     "recompute",
     "reset",
+    "use",
 ]
 
 
@@ -74,7 +76,7 @@ class RandomLife(Life):
         seats = chance.randint(1, 8)
         eos = chance.sample(range(1, VOCABULARY), chance.choice([0, 0, 30]))
         return Driver(
-            profile_of({hook: chance.choice(names) for hook, names in CHOICES.items()}),
+            profile_of(self._policies()),
             costs=CostModel(token_s=1e-3, copy_block_s=chance.choice([1e-4, 1e-2])),
             num_blocks=num_blocks,
             block_size=size,
@@ -88,6 +90,9 @@ class RandomLife(Life):
             max_preemptions=chance.choice([0, 1, 8]),
             stall_steps=50,
         )
+
+    def _policies(self) -> dict[str, str]:
+        return {hook: self.chance.choice(names) for hook, names in CHOICES.items()}
 
     def live(self, steps: int) -> None:
         """Let so many steps pass in turmoil, then see everybody to the end."""
@@ -144,6 +149,8 @@ class RandomLife(Life):
                 self.preempt(request, swap=act == "swap")
             case "reset":
                 self.reset()
+            case "use":
+                self.use(self._policies())
             case "swap, reset":
                 self.preempt(request, swap=True)
                 self.step()

@@ -111,6 +111,10 @@ class Lives(RuleBasedStateMachine):
         at_s = NEVER if steps is None else self.life.driver.now_s + steps * STEP_S
         self.life.set_deadline(self._choice(which), at_s)
 
+    @rule(names=PROFILES)
+    def use(self, names: dict[str, str]) -> None:
+        self.life.use(names)
+
     @rule()
     def reset_prefix_cache(self) -> None:
         self.life.driver.scheduler.reset_prefix_cache()
