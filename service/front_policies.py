@@ -7,8 +7,7 @@ too long. Nobody supervises this process: one long call of C code holds it until
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from cadenza.policies.hook_guard import HookGuard
 from cadenza.policies.profile import Profile
@@ -32,17 +31,17 @@ class FrontPolicies:
             guard: ends calls that take too long; None: nobody does.
             timer: monotonic seconds, to measure calls with.
         """
-        self._guard = guard
-        self._timer = timer
-        self._faults: Counter[tuple[str, str]] = Counter()  # of former profiles
-        self.use(profile or Profile())
+        self._profile = profile or Profile()
+        self._runner = PolicyRunner(self._profile, timer=timer, guard=guard)
 
     def use(self, profile: Profile) -> None:
-        """Ask the policies of another profile from now on. Nothing is quarantined in it yet."""
-        if hasattr(self, "_runner"):
-            self._faults.update({key: tally.faults for key, tally in self._runner.tallies.items()})
+        """Ask the policies of a profile from now on that was built to follow the present one.
+
+        Those that it took over keep their standing. What was counted of all others stays.
+        """
+        profile.follow(self._profile)
         self._profile = profile
-        self._runner = PolicyRunner(profile, timer=self._timer, guard=self._guard)
+        self._runner.use(profile)
 
     def release(self, policy: str) -> None:
         """Ask a quarantined policy again, a fresh instance of it.
@@ -66,11 +65,15 @@ class FrontPolicies:
     @property
     def faults(self) -> tuple[FaultCount, ...]:
         """Every hook that failed since the front started, also under former profiles."""
-        counts = self._faults.copy()
-        counts.update({key: tally.faults for key, tally in self._runner.tallies.items()})
         out = self._runner.quarantined
         return tuple(
-            FaultCount(policy, hook, faults, policy in out)
-            for (policy, hook), faults in counts.items()
-            if faults
+            FaultCount(policy, hook, tally.faults, policy in out)
+            for (policy, hook), tally in self._runner.tallies.items()
+            if tally.faults
         )
+
+    @property
+    def last_errors(self) -> Mapping[tuple[str, str], str]:
+        """By policy and hook, of every hook that failed."""
+        tallies = self._runner.tallies
+        return {key: tally.last_error for key, tally in tallies.items() if tally.faults}
