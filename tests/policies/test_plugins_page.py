@@ -15,10 +15,10 @@ from cadenza.cli import serve
 from cadenza.cli.main import main
 from cadenza.policies.choices import DECISIONS
 from cadenza.policies.presets import PRESETS
+from tests.policies.pages import DOCS, blocks_of
 from tests.policies.plugins import install
 
-PAGE = Path(__file__).parents[2] / "docs" / "plugins.md"
-BLOCK = re.compile(r"(?:<!-- file: (\S+) -->\n)?```(\w+)\n(.*?)```\n", re.DOTALL)
+PAGE = (DOCS / "plugins.md").read_text()
 COMMAND = re.compile(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
 
 
@@ -85,18 +85,16 @@ class Reader:
 def test_every_example_works(
     reader: Reader, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
-    blocks = BLOCK.findall(PAGE.read_text())
-    assert len(blocks) == PAGE.read_text().count("```") // 2
-
-    for file, language, content in blocks:
-        if file:
-            reader.write(file, content)
-        elif language == "console":
-            for line, expected in COMMAND.findall(content):
+    for block in blocks_of(PAGE):
+        if block.mark == "file":
+            reader.write(block.name, block.content)
+        elif block.language == "console":
+            for line, expected in COMMAND.findall(block.content):
                 assert matches(expected, reader.type(line, capsys)), line
         else:
-            assert language == "python"
-            exec(compile(content, str(PAGE), "exec"), {"__name__": "example"})
+            assert block.language == "python"
+            code = compile(block.content, "plugins.md", "exec", dont_inherit=True)
+            exec(code, {"__name__": "example"})
     sys.modules.pop("acme_policies", None)
 
 
@@ -111,9 +109,7 @@ def _narrow(text: str) -> str:
 
 
 def test_the_page_has_every_decision_and_preset():
-    page = PAGE.read_text()
-
-    assert all(f"`{preset}`" in page for preset in PRESETS)
+    assert all(f"`{preset}`" in PAGE for preset in PRESETS)
 
     for short, hook in DECISIONS.items():
-        assert re.search(rf"^\| `{short}` \| .*{hook if hook != 'observer' else 'on_'}", page, re.M)
+        assert re.search(rf"^\| `{short}` \| .*{hook if hook != 'observer' else 'on_'}", PAGE, re.M)
