@@ -19,7 +19,8 @@ from cadenza.policies.views import PreemptionCosts, RequestColumns, StepView
 
 _NOW_S = 100.0
 
-_SEATED = ("running", "victims", "admitted", "generated", "finished")
+_SEATED = ("running", "victims", "admitted", "resumed", "generated", "finished")
+_WAITING = ("waiting", "arrived", "candidates", "preempted")
 
 
 def warm_up(profile: Profile) -> None:
@@ -69,9 +70,7 @@ def made_up_views() -> Mapping[str, Any]:
     )
     return {
         **dict.fromkeys(_SEATED, seated),
-        "arrived": waiting,
-        "waiting": waiting,
-        "candidates": waiting,
+        **dict.fromkeys(_WAITING, waiting),
         "candidate": _requests(1, seated=False),
         "costs": costs,
         "step": step,

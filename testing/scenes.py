@@ -59,6 +59,8 @@ class Scene:
             "costs": preemption_costs(self.running, self.step.free_host_blocks),
             "arrived": self.arrived,
             "admitted": self.admitted,
+            "preempted": _having_been_preempted(self.waiting),
+            "resumed": _having_been_preempted(self.admitted),
             "generated": self.running,
             "finished": self.finished,
         }
@@ -121,6 +123,11 @@ def _step(step_id: int, preemptions: int) -> StepView:
 
 def _some(view: RequestColumns, chosen: slice) -> RequestColumns:
     return request_columns(**{name: each[chosen] for name, each in _copied(view).items()})
+
+
+def _having_been_preempted(view: RequestColumns) -> RequestColumns:
+    before = np.flatnonzero(view.preemptions)
+    return request_columns(**{name: each[before] for name, each in _copied(view).items()})
 
 
 def _copied(view: RequestColumns) -> dict[str, Any]:
