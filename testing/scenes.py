@@ -22,7 +22,13 @@ from cadenza.testing.tables import (
 )
 
 STEP_S = 0.02
+_PREEMPTED = 2  # requests of each step of a life, which come back at once
 STARTS_S = 1_000.0  # so that requests may have arrived before
+
+
+_FIRST = ("on_arrived", "on_generated", "on_finished")
+_LAST = ("on_preempted", "on_admitted", "on_resumed")
+_ORDER = (*_FIRST, *(hook for hook in ARGUMENTS if hook not in _FIRST + _LAST), *_LAST)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +39,9 @@ class Scene:
     waiting: RequestColumns
     running: RequestColumns
     arrived: RequestColumns
+    preempted: RequestColumns
     admitted: RequestColumns
+    resumed: RequestColumns
     finished: RequestColumns
 
     def calls(self, hooks: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -41,7 +49,7 @@ class Scene:
 
         Events are told to nobody of nobody, and no candidate is nobody, as the contract says.
         """
-        for hook in ("on_finished", *(each for each in ARGUMENTS if each != "on_finished")):
+        for hook in _ORDER:
             if hook in hooks:
                 arguments = self._arguments(hook)
                 told = arguments[ARGUMENTS[hook][0]]
@@ -58,9 +66,9 @@ class Scene:
             "victims": self.running,
             "costs": preemption_costs(self.running, self.step.free_host_blocks),
             "arrived": self.arrived,
+            "preempted": self.preempted,
             "admitted": self.admitted,
-            "preempted": _having_been_preempted(self.waiting),
-            "resumed": _having_been_preempted(self.admitted),
+            "resumed": self.resumed,
             "generated": self.running,
             "finished": self.finished,
         }
@@ -78,7 +86,9 @@ def random_scene(num: int, seed: int, step_id: int = 1) -> Scene:
         waiting=waiting,
         running=running,
         arrived=_some(waiting, slice(num // 2, num)),
+        preempted=_some(waiting, slice(0, num // 2)),
         admitted=_some(running, slice(0, num // 2)),
+        resumed=_some(running, slice(0, num // 4)),
         finished=_some(running, slice(num // 2, num)),
     )
 
@@ -86,26 +96,45 @@ def random_scene(num: int, seed: int, step_id: int = 1) -> Scene:
 def life(num: int, steps: int, seed: int, turnover: int | None = None) -> Iterator[Scene]:
     """A service of `num` requests that wait, of which `turnover` are admitted in each step.
 
-    They run for two steps, and end. One in ten leaves without an end, as when a client hangs up.
-    None: a quarter of them.
+    They run for two steps, and end; some are preempted in between. One in ten leaves without an
+    end, as when a client hangs up. None: a quarter of them.
     """
     turnover = max(1, num // 4) if turnover is None else turnover
     rng = random.Random(seed)
-    everybody = random_requests(num + (steps + 3) * turnover, rng, now_s=STARTS_S)
-    new, seated = (table_columns(**each) for each in (_copied(everybody), _seated(everybody)))
+    total = num + (steps + 3) * turnover
+    everybody = random_requests(total, rng, now_s=STARTS_S)
+    seated = _seated(everybody)
+    # Rows from `total` on are the same requests, once preempted
+    again = {"preemptions": everybody.preemptions + 1, "admission": everybody.arrival}
+    tables = [
+        _joined(_copied(everybody), again),
+        _joined(seated, again),
+    ]
+    new, seats = (table_columns(**each) for each in tables)
     ends = everybody.request % 10 != 0
     for step_id in range(1, steps + 1):
         first = step_id * turnover
         came = first if step_id == 1 else first + num - turnover
+        before = np.arange(max(0, first - turnover), first)
         ended = np.arange(max(0, first - 2 * turnover), max(0, first - turnover))
+        back = before[:_PREEMPTED] + total
+        entered = np.concatenate((back, np.arange(first, first + turnover)))
         yield Scene(
             step=_step(step_id, rng.randrange(4)),
             waiting=RequestColumns(new, np.arange(first, first + num)),
-            running=RequestColumns(seated, np.arange(max(0, first - 2 * turnover), first)),
+            running=RequestColumns(seats, np.concatenate((ended, before))),
             arrived=RequestColumns(new, np.arange(came, first + num)),
-            admitted=RequestColumns(seated, np.arange(first, first + turnover)),
-            finished=RequestColumns(seated, ended[ends[ended]]),
+            preempted=RequestColumns(new, back),
+            admitted=RequestColumns(seats, entered),
+            resumed=RequestColumns(seats, back),
+            finished=RequestColumns(seats, ended[ends[ended]]),
         )
+
+
+def _joined(columns: dict[str, Any], changed: dict[str, Any]) -> dict[str, Any]:
+    """These rows twice, the second time with other values in some columns."""
+    second = columns | changed
+    return {name: np.concatenate((each, second[name])) for name, each in columns.items()}
 
 
 def _step(step_id: int, preemptions: int) -> StepView:
@@ -123,11 +152,6 @@ def _step(step_id: int, preemptions: int) -> StepView:
 
 def _some(view: RequestColumns, chosen: slice) -> RequestColumns:
     return request_columns(**{name: each[chosen] for name, each in _copied(view).items()})
-
-
-def _having_been_preempted(view: RequestColumns) -> RequestColumns:
-    before = np.flatnonzero(view.preemptions)
-    return request_columns(**{name: each[before] for name, each in _copied(view).items()})
 
 
 def _copied(view: RequestColumns) -> dict[str, Any]:
