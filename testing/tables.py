@@ -173,7 +173,9 @@ def random_requests(
         "generated_tokens": generated,
         "predicted_tokens": [rng.choice((0, limit)) for limit in limits],
         "admission": [first + rank if run else -1 for rank, run in enumerate(begun)],
-        "preemptions": [int(run and not running) for run in begun],
+        "preemptions": [
+            int(run and (not running or rank % 4 == 0)) for rank, run in enumerate(begun)
+        ],
     }
     if running:
         return running_columns(num, **columns, parked=each(lambda: rng.random() < 0.1))
