@@ -28,7 +28,8 @@ def site(tmp_path: Path) -> Path:
 
 def python(site: Path, *arguments: str | Path) -> str:
     """What a fresh interpreter with `site` on its path writes to standard output."""
-    environment = {**os.environ, "PYTHONPATH": str(site), "CADENZA_PLUGINS": "weighted-tenants"}
+    path = os.pathsep.join(filter(None, (str(site), os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, "PYTHONPATH": path, "CADENZA_PLUGINS": "weighted-tenants"}
     done = subprocess.run(
         [sys.executable, "-P", *arguments],
         capture_output=True,
@@ -57,6 +58,7 @@ def check(site: Path) -> None:
     shutil.copytree(EXAMPLE / "tests", site / "its_tests")
     passed = python(site, "-m", "pytest", "-q", "-p", "no:cacheprovider", site / "its_tests")
     assert "passed" in passed
+    assert "skipped" not in passed
 
 
 def test_the_example_is_found_listed_and_obeyed(site: Path):

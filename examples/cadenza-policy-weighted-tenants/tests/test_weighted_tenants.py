@@ -1,8 +1,6 @@
-"""The policy alone, and in a scheduler with a runner that needs no model."""
+"""What every policy owes the scheduler, this policy alone, and in a scheduler without a model."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 import pytest
@@ -10,19 +8,22 @@ from cadenza_policy_weighted_tenants import WeightedTenants
 
 from cadenza.policies import RequestColumns
 from cadenza.policies.discovery import discover
-from cadenza.testing.driver import Driver
+from cadenza.testing import Driver, PolicyConformance, request_columns, step_view
 
-STEP: Any = None  # the policy does not look at it
+STEP = step_view()  # the policy does not look at it
+
+
+class TestConformance(PolicyConformance):
+    policy = WeightedTenants
 
 
 def waiting(tenants: dict[int, int], admitted: tuple[int, ...] = ()) -> RequestColumns:
     """These requests, by number, with their tenants; some have been admitted before."""
-    columns = {
-        "request": np.array(list(tenants), dtype=np.int64),
-        "tenant": np.array(list(tenants.values()), dtype=np.int64),
-        "admission": np.array([0 if each in admitted else -1 for each in tenants]),
-    }
-    return RequestColumns(columns, np.arange(len(tenants)))
+    requests = list(tenants)
+    admission = np.where(np.isin(requests, admitted), 0, -1)
+    return request_columns(
+        len(tenants), request=requests, tenant=list(tenants.values()), admission=admission
+    )
 
 
 def policy(**options: float) -> WeightedTenants:
@@ -54,10 +55,6 @@ def test_who_was_preempted_goes_first():
     scores = policy().order_admissions(waiting({0: 1, 1: 2}, admitted=(1,)), STEP)
 
     assert scores.tolist() == [1, 0]
-
-
-def test_an_empty_queue_has_no_scores():
-    assert policy().order_admissions(waiting({}), STEP).tolist() == []
 
 
 @pytest.mark.parametrize("weight", [0.0, -1.0, float("inf"), float("nan")])
