@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -16,7 +18,7 @@ from cadenza.cli.main import main
 from cadenza.policies.choices import DECISIONS
 from cadenza.policies.presets import PRESETS
 from tests.policies.pages import DOCS, blocks_of
-from tests.policies.plugins import install
+from tests.policies.plugins import install, install_fixtures
 
 PAGE = (DOCS / "plugins.md").read_text()
 COMMAND = re.compile(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
@@ -58,6 +60,8 @@ class Reader:
     def type(self, line: str, capsys: pytest.CaptureFixture[str]) -> str:
         """What a command line writes."""
         words = shlex.split(line)
+        if words[0] == "pytest":
+            return self._test(words[1:])
         if words[:2] == ["pip", "install"]:
             self._install(self._folder / words[2])
             return ""
@@ -74,6 +78,20 @@ class Reader:
     @property
     def _is_installed(self) -> bool:
         return any((self._folder / "site").iterdir())
+
+    def _test(self, arguments: list[str]) -> str:
+        fixtures = install_fixtures(self._folder / "fixtures")
+        path = os.pathsep.join(filter(None, (str(fixtures), *sys.path)))
+        quiet = ["-p", "no:cacheprovider", "-q", "-W", "error"]
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "pytest", *quiet, *arguments],
+            env={**os.environ, "PYTHONPATH": path},
+            cwd=self._folder,
+            capture_output=True,
+            text=True,
+            timeout=110,
+        )
+        return done.stdout + done.stderr
 
     def _install(self, package: Path) -> None:
         project = tomllib.loads((package / "pyproject.toml").read_text())["project"]

@@ -5,25 +5,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-POINTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
+from tests.policies.plugins import install_fixtures
 
 
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
     """Where the entry point is, whether or not this environment has been installed with it."""
-    info = tmp_path / "site" / "cadenza_fixtures-1.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: cadenza-fixtures\nVersion: 1.0\n")
-    lines = [f"{name} = {target}" for name, target in POINTS["pytest11"].items()]
-    (info / "entry_points.txt").write_text("\n".join(["[pytest11]", *lines]) + "\n")
-    return info.parent
+    return install_fixtures(tmp_path / "site")
 
 
 def run_pytest(site: Path, source: str, *flags: str) -> subprocess.CompletedProcess[str]:
