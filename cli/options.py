@@ -38,6 +38,16 @@ def _share(_type: object, value: float | None) -> None:
         raise ValueError("Must be at least 0 and less than 1.")
 
 
+def _secret(_type: object, value: str | None) -> None:
+    if value is not None and not is_usable_key(value):
+        raise ValueError("Must be printable ASCII without spaces.")
+
+
+def is_usable_key(key: str) -> bool:
+    """Whether a header can carry it."""
+    return bool(key) and all("!" <= character <= "~" for character in key)
+
+
 def _power_of_two(_type: object, value: int) -> None:
     if not 1 <= value <= _MAX_BLOCK_SIZE or value & (value - 1):
         raise ValueError(f"Must be a power of two from 1 to {_MAX_BLOCK_SIZE}.")
@@ -72,6 +82,9 @@ class ServeOptions:
 
     allow_unauthenticated: Annotated[bool, Network] = False
     """Listen on an address that other machines can reach, although there are no keys."""
+
+    admin_api_key: Annotated[str | None, Network, Parameter(validator=_secret)] = None
+    """Key for administration; better in CADENZA_ADMIN_API_KEY, where other users cannot see it."""
 
     served_model_name: Annotated[tuple[str, ...], Model, Parameter(validator=_not_empty)] = ()
     """Name that clients ask for, instead of the model's own; may be given several times."""

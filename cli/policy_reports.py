@@ -34,7 +34,7 @@ def report_all(flags: PolicyOptions, *, as_json: bool) -> int:
     except ProfileError as error:
         raise UsageError(str(error)) from error
     active = _active(configured.profile)
-    found = sorted(configured.catalog.policies.items())
+    found = sorted(configured.library.catalog.policies.items())
     if as_json:
         policies = [_record(name, each, active.get(name, [])) for name, each in found]
         report = {"hookspec_version": HOOKSPEC_VERSION, "policies": policies}

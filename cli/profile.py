@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from cadenza.cli.options import PolicyOptions
 from cadenza.policies.choices import choose
-from cadenza.policies.discovery import ALLOW_LIST, Catalog, discover
+from cadenza.policies.discovery import ALLOW_LIST
+from cadenza.policies.library import Library
 from cadenza.policies.profile import Profile
 from cadenza.wire.messages import PolicyConfig
 
@@ -20,8 +21,9 @@ class Configured:
     """What the flags mean."""
 
     config: PolicyConfig  # for the engine process
-    catalog: Catalog
+    library: Library
     profile: Profile
+    preset: str | None  # which the profile begins with
     watermark: float | None  # what the preset wants
 
 
@@ -34,8 +36,8 @@ def configure(flags: PolicyOptions, environment: Mapping[str, str] = os.environ)
     choices = choose(flags.scheduling_policy, flags.policy_file, flags.policy)
     allowed = allowed_plugins(environment)
     trace = environment.get(TRACE, "") not in ("", "0")
-    catalog = discover(flags.plugins_dir, allowed)
-    profile = catalog.profile(choices.chosen, choices.options, trace=trace, faults=choices.faults)
+    library = Library(flags.plugins_dir, allowed, trace=trace)
+    profile = library.profile(choices.chosen, choices.options, faults=choices.faults)
     config = PolicyConfig(
         chosen=dict(choices.chosen),
         options={policy: dict(options) for policy, options in choices.options.items()},
@@ -43,7 +45,13 @@ def configure(flags: PolicyOptions, environment: Mapping[str, str] = os.environ)
         plugins=allowed,
         trace=trace,
     )
-    return Configured(config=config, catalog=catalog, profile=profile, watermark=choices.watermark)
+    return Configured(
+        config=config,
+        library=library,
+        profile=profile,
+        preset=choices.preset,
+        watermark=choices.watermark,
+    )
 
 
 def allowed_plugins(environment: Mapping[str, str] = os.environ) -> tuple[str, ...] | None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ipaddress
 import sys
 
 import uvloop
 
 from cadenza.checkpoints.errors import CheckpointError
 from cadenza.checkpoints.locate import Located, locate
+from cadenza.cli.admin_key import admin_key
 from cadenza.cli.errors import UsageError
 from cadenza.cli.options import PolicyOptions, ServeOptions
 from cadenza.cli.profile import configure
@@ -17,6 +17,7 @@ from cadenza.policies.errors import ProfileError
 from cadenza.service.engine_process import start_engine
 from cadenza.service.front import Addresses, Front, FrontConfig
 from cadenza.service.limits import Limits
+from cadenza.service.listening import is_loopback
 from cadenza.service.tokenizer import load_tokenizer
 from cadenza.wire.logging import configure_logging
 from cadenza.wire.messages import EngineConfig, Ready
@@ -88,11 +89,7 @@ def _bracketed(host: str) -> str:
 
 
 def _check_host(options: ServeOptions) -> None:
-    try:
-        is_local = ipaddress.ip_address(options.host).is_loopback
-    except ValueError:
-        is_local = options.host == "localhost"
-    if not (is_local or options.allow_unauthenticated):
+    if not (is_loopback(options.host) or options.allow_unauthenticated):
         raise UsageError(
             f"--host {options.host} lets other machines in, and there are no keys to ask for; "
             "say --allow-unauthenticated if that is what you want"
@@ -109,6 +106,9 @@ def _front_config(located: Located, options: ServeOptions, policies: PolicyOptio
         model_names=options.served_model_name or (located.served_name,),
         limits=Limits(max_queued=options.max_num_queued_reqs),
         profile=configured.profile,
+        library=configured.library,
+        preset=configured.preset,
+        admin_key=admin_key(options.admin_api_key),
         shutdown_timeout_s=options.shutdown_timeout,
         engine=EngineConfig(
             model=str(located.path),

@@ -18,9 +18,8 @@ import structlog
 from cadenza.policies.blame import Blame
 from cadenza.policies.contract import ARGUMENTS
 from cadenza.policies.decisions import Decisions
-from cadenza.policies.errors import ProfileError
 from cadenza.policies.hook_guard import HookGuard
-from cadenza.policies.library import Library
+from cadenza.policies.library import Library, prepare
 from cadenza.policies.preparation import Preparation, aside
 from cadenza.policies.profile import Profile
 from cadenza.policies.runner import FaultCount, PolicyRunner, PolicyUnusable
@@ -149,13 +148,13 @@ class EnginePolicies:
             return profile
 
         deadline_s = self._timer() + self._limit_s
-        self._change = _Change(number, Preparation(build), deadline_s, apply)
+        self._change = _Change(number, prepare(build), deadline_s, apply)
         return None
 
     def _apply(self, change: _Change, scheduler: Scheduler) -> str | None:
         error = change.preparation.future.exception()
         if error is not None:
-            return str(error) if isinstance(error, ProfileError) else repr(error)
+            return str(error)
         change.apply(change.preparation.future.result(), scheduler)
         return None
 

@@ -1,7 +1,8 @@
 """What an operator chose: a preset, a profile file and `--policy` flags, put into one profile.
 
 Later layers win: flags over the file, the file over the preset. Nothing is looked up here but
-presets and decisions; whether policies exist, and take these options, the profile says.
+presets and decisions; whether policies exist, and take these options, the profile says. What comes
+over a network says the same as a file.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ class Choices:
 
     chosen: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    preset: str | None = None  # which they begin with
     watermark: float | None = None  # what the preset wants
     faults: tuple[str, ...] = ()
 
@@ -81,8 +83,18 @@ def choose(
 ) -> Choices:
     """Put the layers together. Faults are in the result, so that they can be told with others."""
     from_file = _Layer() if file is None else _read_file(file)
-    from_flags = _read_flags(flags)
-    preset = preset or from_file.preset
+    return _combined(preset or from_file.preset, from_file, _read_flags(flags))
+
+
+def choices_of(content: Mapping[str, Any]) -> Choices:
+    """What a message says that has the tables of a profile file. Faults are in the result."""
+    layer = _Layer()
+    _read_content(layer, "profile", content)
+    return _combined(layer.preset, layer)
+
+
+def _combined(preset: str | None, *given: _Layer) -> Choices:
+    """The layers over the preset, the later ones first."""
     from_preset = _Layer()
     watermark = None
     if preset is not None and preset not in PRESETS:
@@ -90,11 +102,12 @@ def choose(
     elif preset is not None:
         from_preset = _expanded(PRESETS[preset])
         watermark = PRESETS[preset].watermark
-    layers = (from_preset, from_file, from_flags)
+    layers = (from_preset, *given)
     chosen = {hook: names for layer in layers for hook, names in layer.chosen.items()}
     return Choices(
         chosen=chosen,
         options=_without_overruled(layers, chosen),
+        preset=preset,
         watermark=watermark,
         faults=tuple(fault for layer in layers for fault in layer.faults),
     )
@@ -148,43 +161,47 @@ def _read_file(file: Path) -> _Layer:
         reason = error.strerror if isinstance(error, OSError) else error
         layer.faults.append(f"{file} cannot be read: {reason}")
         return layer
-    layer.faults += [
-        f"{file}: " + unknown("key", key, _KEYS) for key in content if key not in _KEYS
-    ]
-    preset = content.get("preset")
-    if preset is not None and not isinstance(preset, str):
-        layer.faults.append(f"{file}: preset must be a name, and is {preset!r}")
-    else:
-        layer.preset = preset
-    for decision, names in _table(layer, file, content, "decisions").items():
-        policies = [names] if isinstance(names, str) else names
-        if isinstance(policies, list) and all(isinstance(name, str) for name in policies):
-            layer.choose(str(file), decision, policies)
-        else:
-            layer.faults.append(f"{file}: {decision} must be a name or a list of names")
-    for policy, options in _table(layer, file, content, "options").items():
-        if isinstance(options, dict):
-            layer.faults += _untransportable(file, policy, options)
-            layer.give(str(file), policy, options)
-        else:
-            layer.faults.append(f"{file}: [options.{policy}] must be a table")
+    _read_content(layer, str(file), content)
     return layer
 
 
-def _untransportable(file: Path, policy: str, options: Mapping[str, Any]) -> list[str]:
+def _read_content(layer: _Layer, where: str, content: Mapping[str, Any]) -> None:
+    layer.faults += [
+        f"{where}: " + unknown("key", key, _KEYS) for key in content if key not in _KEYS
+    ]
+    preset = content.get("preset")
+    if preset is not None and not isinstance(preset, str):
+        layer.faults.append(f"{where}: preset must be a name, and is {preset!r}")
+    else:
+        layer.preset = preset
+    for decision, names in _table(layer, where, content, "decisions").items():
+        policies = [names] if isinstance(names, str) else names
+        if isinstance(policies, list) and all(isinstance(name, str) for name in policies):
+            layer.choose(where, decision, policies)
+        else:
+            layer.faults.append(f"{where}: {decision} must be a name or a list of names")
+    for policy, options in _table(layer, where, content, "options").items():
+        if isinstance(options, dict):
+            layer.faults += _untransportable(where, policy, options)
+            layer.give(where, policy, options)
+        else:
+            layer.faults.append(f"{where}: [options.{policy}] must be a table")
+
+
+def _untransportable(where: str, policy: str, options: Mapping[str, Any]) -> list[str]:
     """Faults of values that no message holds, such as whole numbers of more than 64 bits."""
     faults = []
     for name, value in options.items():
         try:
             msgspec.msgpack.encode(value)
         except (OverflowError, TypeError, ValueError) as error:
-            faults.append(f"{file}: [options.{policy}] {name} cannot be passed on: {error}")
+            faults.append(f"{where}: [options.{policy}] {name} cannot be passed on: {error}")
     return faults
 
 
-def _table(layer: _Layer, file: Path, content: dict[str, Any], key: str) -> dict[str, Any]:
+def _table(layer: _Layer, where: str, content: Mapping[str, Any], key: str) -> dict[str, Any]:
     table = content.get(key, {})
     if isinstance(table, dict):
         return table
-    layer.faults.append(f"{file}: [{key}] must be a table")
+    layer.faults.append(f"{where}: [{key}] must be a table")
     return {}

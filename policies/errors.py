@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+_DESCRIBED_CHARACTERS = 200
+
 
 class ProfileError(Exception):
     """A profile that cannot be used, or a plugin that cannot be registered; all faults at once."""
@@ -23,6 +25,15 @@ def unknown(kind: str, name: str, known: Iterable[str], plural: str = "") -> str
     plural = plural or f"{kind}s"
     listed = f"{plural} are {', '.join(names)}" if names else f"there are no {plural}"
     return f"there is no {kind} {name!r}{guess}; {listed}"
+
+
+def describe(error: BaseException) -> str:
+    """What foreign code raised, in one short line; its own `repr` may fail."""
+    try:
+        text = repr(error)
+    except BaseException:
+        text = type(error).__name__
+    return str.__getitem__(text, slice(_DESCRIBED_CHARACTERS))  # a subclass of str need not obey
 
 
 def _indented(faults: Iterable[str]) -> list[str]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from cadenza.policies.discovery import Catalog, discover
+from cadenza.policies.errors import ProfileError, describe
+from cadenza.policies.preparation import Preparation
 from cadenza.policies.profile import Profile
 from cadenza.policies.warm_up import warm_up
 
@@ -77,3 +79,17 @@ class Library:
         found = discover(*self._where)
         self.catalog = Catalog(policies={**found.policies, **self.catalog.policies})
         return found.faults
+
+
+def prepare(build: Callable[[], Profile]) -> Preparation[Profile]:
+    """Begin to build a profile aside. Whatever foreign code raises is a ProfileError."""
+
+    def work() -> Profile:
+        try:
+            return build()
+        except ProfileError:
+            raise
+        except BaseException as error:
+            raise ProfileError(f"the policies cannot be built: {describe(error)}") from error
+
+    return Preparation(work)

@@ -21,6 +21,7 @@ from structlog.typing import FilteringBoundLogger
 
 from cadenza.policies.blame import SIZE, Blame
 from cadenza.policies.builtin import DEFAULTS
+from cadenza.policies.errors import describe
 from cadenza.policies.hook_guard import PATIENCE_S, HookGuard, Interrupted, NoGuard
 from cadenza.policies.profile import Profile
 from cadenza.policies.views import StepView
@@ -31,7 +32,6 @@ WINDOW_S = 60.0
 
 _LEAST_SHARE = 0.2  # of the budget; who would have less is not asked
 _REBUILD_S = 0.050  # for building an instance anew
-_ERROR_CHARACTERS = 200
 
 T = TypeVar("T")
 
@@ -275,7 +275,7 @@ class PolicyRunner:
         except BaseException as error:
             # The boundary between foreign code and the core: SystemExit too stays here, and, under
             # a guard, KeyboardInterrupt.
-            return None, _describe(error)
+            return None, describe(error)
 
     def _judge_overrun(
         self,
@@ -353,7 +353,7 @@ class PolicyRunner:
         except self._not_theirs:
             raise
         except BaseException as error:  # a constructor is foreign code too
-            return _describe(error)
+            return describe(error)
         return None
 
     def _quarantine(self, asked: _Hook, error: str) -> None:
@@ -362,11 +362,3 @@ class PolicyRunner:
             self._has_news = True
             tell = self._log.error
             tell("policy quarantined", policy=asked.policy, hook=asked.name, error=error)
-
-
-def _describe(error: BaseException) -> str:
-    try:
-        text = repr(error)
-    except BaseException:
-        text = type(error).__name__
-    return str.__getitem__(text, slice(_ERROR_CHARACTERS))  # a subclass of str need not obey

@@ -6,7 +6,7 @@ import asyncio
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol, TypeVarTuple, cast
+from typing import NamedTuple, Protocol, TypeAlias, TypeVarTuple, cast
 
 import structlog
 
@@ -21,6 +21,8 @@ from cadenza.wire.messages import (
     EngineConfig,
     Failed,
     Finish,
+    PoliciesAnswer,
+    PoliciesState,
     PolicyFaults,
     Progress,
     Ready,
@@ -36,6 +38,7 @@ from cadenza.wire.messages import (
 )
 
 Told = TypeVarTuple("Told")
+Answer: TypeAlias = PoliciesAnswer | PoliciesState
 
 logger = structlog.get_logger(__name__)
 
@@ -77,6 +80,7 @@ class EngineClient(asyncio.Protocol):
         self._transport: asyncio.WriteTransport | None = None
         self._rows: dict[int, Row] = {}
         self._next_number = 1
+        self._questions: dict[int, asyncio.Future[Answer]] = {}
         self._ready: asyncio.Future[Ready] = loop.create_future()
         self._lost: asyncio.Future[None] = loop.create_future()
         self._closing = False
@@ -196,6 +200,23 @@ class EngineClient(asyncio.Protocol):
         """
         self.send(ResetPrefixCache())
 
+    async def ask(self, question: Callable[[int], ToEngine]) -> Answer:
+        """Send what `question` makes of a number, and wait for the answer with that number.
+
+        Raises:
+            EngineUnavailable: the engine does not serve yet, is dead, or dies meanwhile.
+        """
+        if not self.is_serving:
+            raise EngineUnavailable(self.failure or "The engine is still starting.")
+        number = self.take_numbers(1)
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._questions[number] = answer
+        try:
+            self.send(question(number))
+            return await answer
+        finally:
+            del self._questions[number]
+
     def send(self, message: ToEngine) -> None:
         """Send without waiting. The engine is silent until a frame says that it has handled this.
 
@@ -252,6 +273,10 @@ class EngineClient(asyncio.Protocol):
             case Ready():
                 if not self._ready.done():
                     self._ready.set_result(message)
+            case PoliciesAnswer() | PoliciesState():
+                question = self._questions.get(message.number)
+                if question is not None and not question.done():
+                    question.set_result(message)
             case Progress():
                 for callback in self._on_progress:
                     callback(message)
@@ -309,6 +334,9 @@ class EngineClient(asyncio.Protocol):
         if not self._ready.done():
             self._ready.set_exception(EngineUnavailable(reason))
             self._ready.exception()  # seen: nobody need be waiting
+        for question in self._questions.values():
+            if not question.done():
+                question.set_exception(EngineUnavailable(reason))
         rows, self._rows = self._rows, {}
         for row in rows.values():
             _fail_row(row, reason, retryable=True)

@@ -3,6 +3,10 @@
     RequestError                    broad: catch this at the edge
     ├── InvalidRequest              the client must change the request (names the field)
     ├── UnknownModel                no such model here
+    ├── UnknownPolicy               no such policy is in use
+    ├── Unauthenticated             the key of an administrator is missing or wrong
+    ├── Forbidden                   nobody may do this here, or from there
+    ├── ChangeUnderWay              another change has to end first; retry after a while
     ├── Overloaded                  the queue is full; retry after a while
     ├── DeadlineExceeded            its time was up before it was whole; the same would happen again
     └── EngineUnavailable           the engine is stopping or dead; retry elsewhere or later
@@ -39,6 +43,24 @@ class UnknownModel(RequestError):
     """The request names a model that is not served here."""
 
     field = "model"
+
+
+class UnknownPolicy(RequestError):
+    """The request names a policy that is not in use."""
+
+
+class Unauthenticated(RequestError):
+    """The request lacks the key that it needs, or has another."""
+
+
+class Forbidden(RequestError):
+    """No key would help: the message says what would."""
+
+
+class ChangeUnderWay(RequestError):
+    """What the request wants to change is being changed by another."""
+
+    retry_after_s = 1.0
 
 
 class Overloaded(RequestError):
@@ -83,6 +105,10 @@ class Status:
 _STATUS: dict[type[RequestError], Status] = {
     InvalidRequest: Status(400, "invalid_request_error", "invalid_value", "INVALID_ARGUMENT"),
     UnknownModel: Status(404, "invalid_request_error", "model_not_found", "NOT_FOUND"),
+    UnknownPolicy: Status(404, "invalid_request_error", "policy_not_found", "NOT_FOUND"),
+    Unauthenticated: Status(401, "authentication_error", "invalid_api_key", "UNAUTHENTICATED"),
+    Forbidden: Status(403, "permission_error", "forbidden", "PERMISSION_DENIED"),
+    ChangeUnderWay: Status(409, "conflict_error", "change_under_way", "ABORTED"),
     Overloaded: Status(503, "overloaded_error", "queue_full", "RESOURCE_EXHAUSTED"),
     DeadlineExceeded: Status(504, "timeout_error", "deadline_exceeded", "DEADLINE_EXCEEDED"),
     GenerationFailed: Status(500, "server_error", "generation_failed", "INTERNAL"),

@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 import structlog
 
 from cadenza.policies.hook_guard import HookGuard, SignalGuard
+from cadenza.policies.library import Library
 from cadenza.policies.profile import Profile
+from cadenza.service.admin import Admin, AdminAccess
 from cadenza.service.engine_client import EngineClient
 from cadenza.service.engine_process import EngineProcess
 from cadenza.service.errors import EngineUnavailable
@@ -21,7 +23,8 @@ from cadenza.service.generator import Generator
 from cadenza.service.http.app import build_app
 from cadenza.service.http.server import HttpServer
 from cadenza.service.limits import Limits
-from cadenza.service.listening import listen
+from cadenza.service.listening import is_loopback, listen
+from cadenza.service.policy_control import PolicyControl
 from cadenza.service.rpc.server import GrpcServer
 from cadenza.service.tokenizer import Tokenizer
 from cadenza.wire.messages import EngineConfig, Progress, Ready
@@ -51,6 +54,9 @@ class FrontConfig:
     engine: EngineConfig
     limits: Limits = field(default_factory=Limits)
     profile: Profile = field(default_factory=Profile)  # the engine builds one of its own
+    library: Library = field(default_factory=Library)  # which it was built of
+    preset: str | None = None  # which it began with
+    admin_key: str | None = None
     shutdown_timeout_s: float = 30.0  # for requests in flight after the first signal
 
 
@@ -105,8 +111,17 @@ class Front:
             limits=config.limits,
             policies=FrontPolicies(config.profile, guard=guard),
         )
-        http = HttpServer(build_app(generator), sockets, graceful_s=_FLUSH_S)
-        grpc = GrpcServer(generator, host=config.host, port=config.grpc_port)
+        control = PolicyControl(
+            engine,
+            generator.policies,
+            config.library,
+            config.engine.policies,
+            preset=config.preset,
+        )
+        access = AdminAccess(config.admin_key, is_local=is_loopback(config.host))
+        admin = Admin(control, access)
+        http = HttpServer(build_app(generator, admin), sockets, graceful_s=_FLUSH_S)
+        grpc = GrpcServer(generator, admin, host=config.host, port=config.grpc_port)
         try:
             grpc_port = await grpc.start()
         except OSError:

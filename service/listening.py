@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import socket
 
 
@@ -24,6 +25,14 @@ def listen(host: str, port: int) -> list[socket.socket]:
             sock.close()
         raise OSError(f"HTTP cannot listen on {host}:{port}: {why(error)}") from error
     return sockets
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach what listens on `host`."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def why(error: OSError) -> str:

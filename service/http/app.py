@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from cadenza.service.admin import Admin
 from cadenza.service.errors import RequestError
 from cadenza.service.generator import Generator
 from cadenza.service.http.chat import Chat
@@ -24,6 +25,7 @@ from cadenza.service.http.connection import Connection, connection_of
 from cadenza.service.http.endpoint import Endpoint
 from cadenza.service.http.errors import ClientGone, JsonResponse, error_response, plain_error
 from cadenza.service.http.metrics import Exporter
+from cadenza.service.http.policies import policy_routes
 
 logger = structlog.get_logger(__name__)
 
@@ -36,8 +38,11 @@ _MAX_WRITE_BYTES = 64 << 10
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
-def build_app(generator: Generator) -> ASGIApp:
-    """The application for one generator. It needs no lifespan."""
+def build_app(generator: Generator, admin: Admin | None = None) -> ASGIApp:
+    """The application for one generator, with the routes of its administrator if there is one.
+
+    It needs no lifespan.
+    """
     pages = Pages(generator)
     routes = [
         Route("/v1/chat/completions", Endpoint(generator, Chat()), methods=["POST"]),
@@ -50,6 +55,8 @@ def build_app(generator: Generator) -> ASGIApp:
         Route("/version", pages.version),
         Route("/metrics", pages.metrics),
     ]
+    if admin is not None:
+        routes += policy_routes(admin)
     return Boundary(Router(routes, redirect_slashes=False))
 
 

@@ -17,11 +17,13 @@ from cadenza.service.http.errors import ClientGone
 MAX_BODY_BYTES = 4 << 20
 
 
-async def read_json(scope: Scope, receive: Receive) -> dict[str, Any]:
+async def read_json(
+    scope: Scope, receive: Receive, max_bytes: int = MAX_BODY_BYTES
+) -> dict[str, Any]:
     """The body as a JSON object.
 
     Raises:
-        HTTPException: 413 over MAX_BODY_BYTES, 415 for a compressed body, 408 for one that takes
+        HTTPException: 413 over `max_bytes`, 415 for a compressed body, 408 for one that takes
             longer than the connection's `body_s`.
         InvalidRequest: no JSON, or no object.
         ClientGone: the client left before it had sent everything.
@@ -30,26 +32,26 @@ async def read_json(scope: Scope, receive: Receive) -> dict[str, Any]:
     if headers.get("content-encoding", "identity") != "identity":
         raise HTTPException(415, "A compressed body is not supported.")
     length = headers.get("content-length", "")
-    if length.isdecimal() and int(length) > MAX_BODY_BYTES:
-        raise _too_large()
+    if length.isdecimal() and int(length) > max_bytes:
+        raise _too_large(max_bytes)
     try:
         async with asyncio.timeout(connection_of(scope).limits.body_s):
-            body = await _read(receive)
+            body = await _read(receive, max_bytes)
     except TimeoutError as error:
         message = "The body did not arrive in time."
         raise HTTPException(408, message, {"connection": "close"}) from error
     return _decode(body)
 
 
-async def _read(receive: Receive) -> bytes:
+async def _read(receive: Receive, max_bytes: int) -> bytes:
     body = bytearray()
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientGone
         body += message.get("body", b"")
-        if len(body) > MAX_BODY_BYTES:
-            raise _too_large()
+        if len(body) > max_bytes:
+            raise _too_large(max_bytes)
         if not message.get("more_body", False):
             return bytes(body)
 
@@ -65,5 +67,5 @@ def _decode(body: bytes) -> dict[str, Any]:
     return value
 
 
-def _too_large() -> HTTPException:
-    return HTTPException(413, f"The body is larger than {MAX_BODY_BYTES} bytes.")
+def _too_large(max_bytes: int) -> HTTPException:
+    return HTTPException(413, f"The body is larger than {max_bytes} bytes.")

@@ -13,6 +13,7 @@ from cadenza.service.errors import (
     GenerationFailed,
     InvalidRequest,
     RequestError,
+    Unauthenticated,
     status_of,
 )
 
@@ -40,7 +41,7 @@ def error_object(error: RequestError) -> dict[str, Any]:
 
 def error_response(error: RequestError) -> JsonResponse:
     """The response that refuses a request."""
-    return JsonResponse(error_object(error), status_of(error).http, _retry_headers(error))
+    return JsonResponse(error_object(error), status_of(error).http, _headers(error))
 
 
 def plain_error(status: int, message: str, headers: dict[str, str] | None = None) -> JsonResponse:
@@ -68,7 +69,9 @@ def _is_final(error: RequestError) -> bool:
     return isinstance(error, DeadlineExceeded)
 
 
-def _retry_headers(error: RequestError) -> dict[str, str]:
+def _headers(error: RequestError) -> dict[str, str]:
+    if isinstance(error, Unauthenticated):
+        return {"www-authenticate": "Bearer"}
     if _is_final(error):
         return {"x-should-retry": "false"}  # openai-python would retry any status from 500 on
     if error.retry_after_s is None:

@@ -1,4 +1,4 @@
-"""The gRPC server: one port with generation, health and reflection."""
+"""The gRPC server: one port with generation, policies, health and reflection."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from cadenza.service.admin import Admin
 from cadenza.service.generator import Generator
 from cadenza.service.listening import why
+from cadenza.service.rpc.policy_servicer import SERVICE as POLICY_SERVICE
+from cadenza.service.rpc.policy_servicer import PolicyServicer
 from cadenza.service.rpc.servicer import SERVICE, STALL_S, GenerationServicer
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024  # as much as the body of an HTTP request
@@ -47,15 +50,23 @@ class GrpcServer:
     def __init__(
         self,
         generator: Generator,
+        admin: Admin | None = None,
         *,
         host: str = "127.0.0.1",
         port: int = 50051,
         stall_s: float = STALL_S,
     ) -> None:
-        """`stall_s`: a call is cancelled when its client has read nothing for so long."""
+        """Serve `generator`, and policies to whom `admin` lets in; None: nobody.
+
+        `stall_s`: a call is cancelled when its client has read nothing for so long.
+        """
         self._host = host
         self._port = port
         self._servicer = GenerationServicer(generator, stall_s=stall_s)
+        handlers = {SERVICE: self._servicer.handlers()}
+        if admin is not None:
+            handlers[POLICY_SERVICE] = PolicyServicer(admin).handlers()
+        self._handlers = handlers
         self._server: grpc.aio.Server | None = None
         self._health: health.aio.HealthServicer | None = None
         self._stopping = asyncio.Lock()
@@ -67,9 +78,9 @@ class GrpcServer:
         """
         server = grpc.aio.server(options=OPTIONS)
         self._health = health.aio.HealthServicer()
-        server.add_generic_rpc_handlers((self._servicer.handlers(),))
+        server.add_generic_rpc_handlers(tuple(self._handlers.values()))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        names = (*self._handlers, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
         await self.set_ready(False)
         port = await self._bind(server)
@@ -78,10 +89,10 @@ class GrpcServer:
         return port
 
     async def set_ready(self, is_ready: bool) -> None:
-        """What the health service says of the whole server and of the generation service."""
+        """What the health service says of the whole server and of its services."""
         assert self._health is not None, "start comes first"
         status = health_pb2.HealthCheckResponse
-        for service in ("", SERVICE):
+        for service in ("", *self._handlers):
             await self._health.set(service, status.SERVING if is_ready else status.NOT_SERVING)
 
     async def stop(self, grace_s: float) -> None:

@@ -61,7 +61,7 @@ class GenerationServicer:
         writer = _Writer(context, self._stall_s)
 
         async def call() -> None:
-            request = _decode(pb.GenerateRequest, encoded)
+            request = decode(pb.GenerateRequest, encoded)
             left_s = context.time_remaining()
             await generate(self._generator, request, writer.write, time_left_s=left_s)
 
@@ -150,10 +150,11 @@ class _Writer:
 
 async def _requests(encoded: AsyncIterator[bytes]) -> AsyncIterator[pb.SessionRequest]:
     async for data in encoded:
-        yield _decode(pb.SessionRequest, data)
+        yield decode(pb.SessionRequest, data)
 
 
-def _decode(kind: type[MessageT], data: bytes) -> MessageT:
+def decode(kind: type[MessageT], data: bytes) -> MessageT:
+    """The message that the bytes are. Raises InvalidRequest if they are none."""
     try:
         return kind.FromString(data)
     except DecodeError as error:

@@ -11,10 +11,15 @@ from typing import Any
 import pytest
 import uvloop
 
+from cadenza.policies.builtin import BUILTIN
+from cadenza.policies.discovery import BUILT_IN, Catalog, Found
+from cadenza.policies.library import Library
 from cadenza.service.engine_client import EngineClient
 from cadenza.service.generator import Generator
 from cadenza.service.limits import Limits
+from cadenza.service.policy_control import PolicyControl
 from cadenza.service.tokenizer import Tokenizer
+from cadenza.wire.messages import PolicyConfig
 
 from .byte_tokenizer import make_tokenizer
 from .fake_engine import FakeEngine, echo_numbers
@@ -26,6 +31,7 @@ class Front:
     client: EngineClient
     generator: Generator
     tokenizer: Tokenizer
+    control: PolicyControl
 
     def says(self, text: str) -> None:
         """Let the engine answer every request with this text."""
@@ -54,7 +60,12 @@ def run() -> Callable[[Coroutine[Any, Any, Any]], Any]:
 def open_front() -> OpenFront:
     @asynccontextmanager
     async def opened(
-        *, limits: Limits | None = None, ready: bool = True, max_model_len: int = 256
+        *,
+        limits: Limits | None = None,
+        ready: bool = True,
+        max_model_len: int = 256,
+        policies: dict[str, type] | None = None,
+        limit_s: float = 20.0,
     ) -> AsyncIterator[Front]:
         tokenizer = make_tokenizer()
         eos = tokenizer.backend.token_to_id("<|end|>")
@@ -65,11 +76,23 @@ def open_front() -> OpenFront:
         await engine.attach(theirs)
         client = await EngineClient.connect(ours)
         generator = Generator(client, tokenizer, model_names=["tiny", "alias"], limits=limits)
+        found = {
+            name: Found(cls=cls, source="test", version="1.5")
+            for name, cls in (policies or {}).items()
+        }
+        built_in = {name: Found(cls=cls, source=BUILT_IN) for name, cls in BUILTIN.items()}
+        control = PolicyControl(
+            client,
+            generator.policies,
+            Library(catalog=Catalog(policies=built_in | found)),
+            PolicyConfig(),
+            limit_s=limit_s,
+        )
         if ready:
             engine.become_ready()
             await client.ready()
         try:
-            yield Front(engine, client, generator, tokenizer)
+            yield Front(engine, client, generator, tokenizer, control)
         finally:
             client.close()
             await client.lost()

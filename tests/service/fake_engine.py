@@ -18,22 +18,40 @@ from cadenza.wire.messages import (
     Cancel,
     Counters,
     Decision,
+    DescribePolicies,
     Failed,
     Finish,
     Finished,
+    PoliciesAnswer,
+    PoliciesState,
+    PolicyConfig,
     PolicyFaults,
     Ready,
+    ReleasePolicy,
     RowLogprobs,
     SetDeadline,
+    ShadowPolicies,
     Shutdown,
     Start,
     Step,
     Submit,
     ToEngine,
     ToFront,
+    UsePolicies,
 )
+from cadenza.wire.policies import Comparison, HookFaults, ProfileState, ShadowState
 
 Reply = Callable[[Submit], Sequence[int]]
+
+COMPARISON = Comparison(
+    hook="order_admissions",
+    asked=8,
+    unanswered=1,
+    differed=3,
+    first_differed=2,
+    mean=0.25,
+    figure="mean change of place, 1 is reversed",
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -73,6 +91,12 @@ class FakeEngine(asyncio.Protocol):
         self.told_counters: dict[str, int] = {}  # in place of its own
         self.told_policy_faults: tuple[PolicyFaults, ...] = ()
         self.decisions: list[Decision] = []  # to be told by the next step
+        self.policies = PolicyConfig()
+        self.shadow: PolicyConfig | None = None
+        self.hook_faults: tuple[HookFaults, ...] = ()
+        self.quarantined: tuple[str, ...] = ()
+        self.policy_error: str | None = None  # what changes of policies are answered with
+        self.answers_changes = True
         self._changed = asyncio.Event()
         self._reader: FrameReader[ToEngine] = FrameReader(ToEngine)  # type: ignore[arg-type]
         self._transport: asyncio.WriteTransport | None = None
@@ -240,6 +264,32 @@ class FakeEngine(asyncio.Protocol):
         self.auto = True
         self._plan_step()
 
+    def answer_change(self, message: UsePolicies | ShadowPolicies | ReleasePolicy) -> None:
+        """Do it, unless `policy_error` says why not."""
+        if self.policy_error is None:
+            match message:
+                case UsePolicies(_, config):
+                    self.policies = config
+                case ShadowPolicies(_, config):
+                    self.shadow = config
+                case ReleasePolicy(_, policy):
+                    self.quarantined = tuple(name for name in self.quarantined if name != policy)
+        self.send(PoliciesAnswer(message.number, self.policy_error))
+
+    def _policies_state(self, number: int) -> PoliciesState:
+        live = ProfileState(
+            decisions=self.policies.chosen,
+            options=self.policies.options,
+            faults=self.hook_faults,
+            quarantined=self.quarantined,
+        )
+        if self.shadow is None:
+            return PoliciesState(number, live)
+        profile = ProfileState(
+            decisions=self.shadow.chosen, options=self.shadow.options, faults=(), quarantined=()
+        )
+        return PoliciesState(number, live, ShadowState(profile, (COMPARISON,)))
+
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -266,6 +316,11 @@ class FakeEngine(asyncio.Protocol):
                     for rows in (self.running, self.waiting):
                         if request in rows:
                             rows[request].deadline_s = deadline_s
+                case UsePolicies() | ShadowPolicies() | ReleasePolicy():
+                    if self.answers_changes:
+                        self.answer_change(message)
+                case DescribePolicies(number):
+                    self.send(self._policies_state(number))
                 case Shutdown():
                     self.die()
         self._changed.set()

@@ -14,6 +14,7 @@ import httpx
 import openai
 import pytest
 
+from cadenza.service.admin import Admin, AdminAccess
 from cadenza.service.http import HttpServer, build_app
 from cadenza.service.http.connection import ConnectionLimits
 
@@ -82,13 +83,18 @@ OpenServed = Callable[..., AbstractAsyncContextManager[Served]]
 def serve(open_front) -> OpenServed:
     @asynccontextmanager
     async def served(
-        *, connections: ConnectionLimits | None = None, **options: Any
+        *,
+        connections: ConnectionLimits | None = None,
+        admin_key: str | None = None,
+        is_local: bool = True,
+        **options: Any,
     ) -> AsyncIterator[Served]:
         async with open_front(**options) as front:
             listener = socket.create_server(("127.0.0.1", 0))
             # connections inherit it: little is sent that a client does not read
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 << 10)
-            app = build_app(front.generator)
+            admin = Admin(front.control, AdminAccess(admin_key, is_local=is_local))
+            app = build_app(front.generator, admin)
             server = HttpServer(app, [listener], graceful_s=1, limits=connections)
             serving = asyncio.create_task(server.serve())
             port = listener.getsockname()[1]

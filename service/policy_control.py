@@ -1,0 +1,222 @@
+"""Changes the policies of both processes while they serve, and tells what they are.
+
+A change has two phases. This process checks the whole profile first, by building it, and then the
+engine builds and tries it. Only when the engine has it in use does this process follow. So a
+profile that one of them cannot use changes nothing in either.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import msgspec
+import structlog
+
+from cadenza.policies.choices import Choices, choices_of
+from cadenza.policies.errors import ProfileError
+from cadenza.policies.library import Library, prepare
+from cadenza.policies.preparation import aside
+from cadenza.policies.profile import Profile
+from cadenza.policies.runner import PolicyUnusable
+from cadenza.service.engine_client import EngineClient
+from cadenza.service.errors import ChangeUnderWay, InvalidRequest, UnknownPolicy
+from cadenza.service.front_policies import FrontPolicies
+from cadenza.service.policy_report import PolicyReport, report
+from cadenza.wire.messages import (
+    DescribePolicies,
+    PoliciesAnswer,
+    PoliciesState,
+    PolicyConfig,
+    ReleasePolicy,
+    ShadowPolicies,
+    ToEngine,
+    UsePolicies,
+)
+
+LIMIT_S = 20.0  # for building a profile in this process
+
+MAX_PROFILE_BYTES = 64 << 10  # of a profile that comes over a network
+
+_log = structlog.get_logger(__name__)
+
+
+class PolicyControl:
+    """One service's policies, as an administrator sees them. Belongs to the event loop."""
+
+    def __init__(
+        self,
+        engine: EngineClient,
+        policies: FrontPolicies,
+        library: Library,
+        config: PolicyConfig,
+        *,
+        preset: str | None = None,
+        limit_s: float = LIMIT_S,
+    ) -> None:
+        """Control `engine` and `policies`, which both began with `config`.
+
+        Args:
+            engine: the other process.
+            policies: this one's.
+            library: the policies that are known here.
+            config: what was chosen.
+            preset: under which name.
+            limit_s: for building a profile here.
+        """
+        self._engine = engine
+        self._policies = policies
+        self._library = library
+        self._config = config
+        self._limit_s = limit_s
+        self._preset = preset
+        self._shadow_preset: str | None = None
+        self._change: asyncio.Task[None] | None = None
+
+    async def describe(self) -> PolicyReport:
+        """Which policies there are, which of them decide, and how they fare.
+
+        Raises:
+            EngineUnavailable: the engine does not serve.
+        """
+        state = await self._engine.ask(DescribePolicies)
+        assert isinstance(state, PoliciesState)
+        return report(
+            state,
+            self._library.catalog,
+            self._policies,
+            preset=self._preset,
+            shadow_preset=self._shadow_preset,
+        )
+
+    async def use(self, content: Mapping[str, Any]) -> None:
+        """Let the profile decide that `content` describes as a profile file does.
+
+        It goes on if the caller is cancelled.
+
+        Raises:
+            InvalidRequest: one of the processes cannot use it, with everything that is wrong.
+            ChangeUnderWay: another change has not ended yet.
+            EngineUnavailable: the engine does not serve.
+        """
+        choices = choices_of(content)
+        await self._alone(lambda: self._use(choices))
+
+    async def shadow(self, content: Mapping[str, Any] | None) -> None:
+        """Ask the engine's policies of a second profile as well, and compare; None: of none.
+
+        Raises:
+            InvalidRequest, ChangeUnderWay, EngineUnavailable: as for `use`.
+        """
+        choices = None if content is None else choices_of(content)
+        await self._alone(lambda: self._shadow(choices))
+
+    async def release(self, policy: str) -> None:
+        """Ask a quarantined policy again, in either process. Others are left as they are.
+
+        Raises:
+            UnknownPolicy: it is not in use.
+            InvalidRequest: it cannot be built.
+            ChangeUnderWay: another change has not ended yet.
+            EngineUnavailable: the engine does not serve.
+        """
+        await self._alone(lambda: self._release(policy))
+
+    async def _alone(self, change: Callable[[], Awaitable[None]]) -> None:
+        if self._change is not None and not self._change.done():
+            raise ChangeUnderWay("Another change of policies is under way.")
+
+        async def run() -> None:
+            await change()
+
+        self._change = asyncio.create_task(run())
+        self._change.add_done_callback(_seen)
+        # Whoever asked may leave in the middle; the processes must not disagree for that
+        await asyncio.shield(self._change)
+
+    async def _use(self, choices: Choices) -> None:
+        before = self._policies.profile
+        profile = await self._build(choices, before)
+        config = _with(self._config, choices)
+        try:
+            await self._tell(lambda number: UsePolicies(number, config))
+        except BaseException:
+            aside(profile.let_go, self._limit_s)
+            raise
+        self._policies.use(profile)
+        self._config, self._preset = config, choices.preset
+        aside(before.let_go, self._limit_s)
+        _log.info("policies changed", decisions=profile.names)
+
+    async def _shadow(self, choices: Choices | None) -> None:
+        config = None
+        if choices is not None:
+            config = _with(self._config, choices)
+            aside((await self._build(choices, None)).let_go, self._limit_s)
+        await self._tell(lambda number: ShadowPolicies(number, config))
+        self._shadow_preset = choices.preset if choices is not None else None
+
+    async def _release(self, policy: str) -> None:
+        ours = self._policies
+        if policy not in ours.profile.policies and not await self._is_in_shadow(policy):
+            names = ", ".join(ours.profile.policies)
+            raise UnknownPolicy(f"The policy {policy!r} is not in use; {names} are.")
+        await self._tell(lambda number: ReleasePolicy(number, policy))
+        try:
+            ours.release(policy)
+        except KeyError:
+            pass  # of the shadow alone
+        except PolicyUnusable as error:
+            raise InvalidRequest(str(error)) from error
+
+    async def _is_in_shadow(self, policy: str) -> bool:
+        state = await self._engine.ask(DescribePolicies)
+        assert isinstance(state, PoliciesState)
+        decisions = state.shadow.profile.decisions if state.shadow is not None else {}
+        return any(policy in names for names in decisions.values())
+
+    async def _build(self, choices: Choices, before: Profile | None) -> Profile:
+        """The profile, built in a thread.
+
+        Raises:
+            InvalidRequest: everything that is wrong with it; or it takes too long.
+        """
+
+        def build() -> Profile:
+            return self._library.profile(
+                choices.chosen, choices.options, before=before, faults=choices.faults
+            )
+
+        preparation = prepare(build)
+        try:
+            async with asyncio.timeout(self._limit_s):
+                return await asyncio.wrap_future(preparation.future)
+        except TimeoutError as error:
+            preparation.abandon()
+            message = f"The policies were not ready within {self._limit_s:g} s."
+            raise InvalidRequest(message) from error
+        except ProfileError as error:
+            raise InvalidRequest(str(error)) from error
+
+    async def _tell(self, change: Callable[[int], ToEngine]) -> None:
+        """Raises InvalidRequest, with the engine's words, if it cannot do this."""
+        answer = await self._engine.ask(change)
+        assert isinstance(answer, PoliciesAnswer)
+        if answer.error is not None:
+            raise InvalidRequest(answer.error)
+
+
+def _seen(change: asyncio.Task[None]) -> None:
+    """Its failure is no surprise, even if nobody waits for it any more."""
+    if not change.cancelled():
+        change.exception()
+
+
+def _with(config: PolicyConfig, choices: Choices) -> PolicyConfig:
+    """The same sources, with other choices."""
+    return msgspec.structs.replace(
+        config,
+        chosen=dict(choices.chosen),
+        options={policy: dict(options) for policy, options in choices.options.items()},
+    )

@@ -1,0 +1,294 @@
+"""Two phases over two processes, with a fake engine: all of a change, or nothing of it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from cadenza.policies import hookimpl
+from cadenza.policies.builtin import DEFAULTS
+from cadenza.policies.runner import STRIKES
+from cadenza.policies.warm_up import made_up_views
+from cadenza.service.errors import (
+    ChangeUnderWay,
+    EngineUnavailable,
+    InvalidRequest,
+    RequestError,
+    UnknownPolicy,
+)
+from cadenza.wire.messages import PolicyConfig, ReleasePolicy, ShadowPolicies, UsePolicies
+from cadenza.wire.policies import HookFaults
+
+from .conftest import Front, OpenFront
+
+
+class Hanging:
+    go = threading.Event()
+
+    def __init__(self) -> None:
+        self.go.wait()
+
+    @hookimpl
+    def order_admissions(self) -> None: ...
+
+
+class Failing:
+    @hookimpl
+    def order_admissions(self) -> Any:
+        raise ValueError("no")
+
+
+POLICIES: dict[str, type] = {"hanging": Hanging, "failing": Failing}
+
+FAIR = {"preset": "fair-share"}
+
+
+@pytest.fixture(autouse=True)
+def hang() -> Iterator[None]:
+    Hanging.go = threading.Event()
+    yield
+    Hanging.go.set()
+
+
+def changes(front: Front) -> list[Any]:
+    kinds = UsePolicies | ShadowPolicies | ReleasePolicy
+    return [message for message in front.engine.received if isinstance(message, kinds)]
+
+
+def test_both_processes_use_the_profile(run, open_front: OpenFront):
+    async def main() -> None:
+        async with open_front() as front:
+            content = {
+                "preset": "priority",
+                "decisions": {"reserve": "none"},
+                "options": {"priority": {"aging_s": 5}},
+            }
+            await front.control.use(content)
+
+            assert front.engine.policies == PolicyConfig(
+                chosen={
+                    "order_admissions": ("priority",),
+                    "allow_displacement": ("strict-priority",),
+                    "select_victims": ("lowest-priority",),
+                    "reserve_blocks": ("none",),
+                },
+                options={"priority": {"aging_s": 5}},
+            )
+            profile = front.generator.policies.profile
+            assert profile.names["order_admissions"] == "priority"
+            report = await front.control.describe()
+            assert report.live.preset == "priority"
+            assert report.live.decisions["reserve_blocks"] == ("none",)
+            assert report.live.options == {"priority": {"aging_s": 5}}
+
+    run(main())
+
+
+def test_the_sources_of_plugins_stay(run, open_front: OpenFront):
+    async def main() -> None:
+        async with open_front() as front:
+            front.control._config = PolicyConfig(plugins_dir="/plugins", plugins=("a",), trace=True)
+            await front.control.use(FAIR)
+
+            config = front.engine.policies
+            assert (config.plugins_dir, config.plugins, config.trace) == ("/plugins", ("a",), True)
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("content", "faults"),
+    [
+        ({"preset": "fair-shar"}, ["there is no preset 'fair-shar' (did you mean 'fair-share'?)"]),
+        ({"preset": 5}, ["preset must be a name, and is 5"]),
+        ({"decisions": {"order": "lifo"}}, ["there is no policy 'lifo'"]),
+        ({"decisions": {"order": 5}}, ["order must be a name or a list of names"]),
+        ({"decisions": ["order"]}, ["[decisions] must be a table"]),
+        ({"options": {"fcfs": 5}}, ["[options.fcfs] must be a table"]),
+        ({"options": {"priority": {}}, "decision": {}}, ["there is no key 'decision'"]),
+        (
+            {
+                "preset": "nope",
+                "decisions": {"ordr": "fcfs", "victims": "fcfs"},
+                "options": {"bounded-overtake": {"limit": 1 << 70}},
+            },
+            ["no preset 'nope'", "no decision 'ordr'", "'fcfs' does not decide", "be passed on"],
+        ),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_whole(run, open_front: OpenFront, content, faults):
+    async def main() -> None:
+        async with open_front() as front:
+            before = front.generator.policies.profile
+            with pytest.raises(InvalidRequest) as caught:
+                await front.control.use(content)
+
+            for fault in faults:
+                assert fault in caught.value.message
+            assert changes(front) == []
+            assert front.generator.policies.profile is before
+            await front.control.use(FAIR)
+
+    run(main())
+
+
+def test_what_the_engine_cannot_use_changes_nothing_here(run, open_front: OpenFront):
+    async def main() -> None:
+        async with open_front() as front:
+            before = front.generator.policies.profile
+            front.engine.policy_error = "there is no policy 'fair-share'"
+            with pytest.raises(InvalidRequest, match="there is no policy 'fair-share'"):
+                await front.control.use(FAIR)
+
+            assert front.generator.policies.profile is before
+            assert (await front.control.describe()).live.preset is None
+            front.engine.policy_error = None
+            await front.control.use(FAIR)
+
+    run(main())
+
+
+def test_a_second_change_is_refused_while_the_first_goes_on(run, open_front: OpenFront):
+    async def main() -> None:
+        async with open_front() as front:
+            front.engine.answers_changes = False
+            first = asyncio.create_task(front.control.use(FAIR))
+            await front.engine.until(lambda: changes(front))
+
+            for second in (
+                front.control.use({}),
+                front.control.shadow({}),
+                front.control.shadow(None),
+                front.control.release("fcfs"),
+            ):
+                with pytest.raises(ChangeUnderWay):
+                    await second
+            front.engine.answer_change(changes(front)[0])
+            await first
+
+            assert len(changes(front)) == 1
+            front.engine.answers_changes = True
+            await front.control.use({})
+
+    run(main())
+
+
+def test_who_asked_may_leave_in_the_middle(run, open_front: OpenFront):
+    async def main() -> None:
+        async with open_front() as front:
+            front.engine.answers_changes = False
+            asked = asyncio.create_task(front.control.use(FAIR))
+            await front.engine.until(lambda: changes(front))
+            asked.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asked
+            front.engine.answer_change(changes(front)[0])
+            assert front.control._change is not None
+            await front.control._change
+
+            assert front.generator.policies.profile.names["order_admissions"] == "fair-share"
+
+    run(main())
+
+
+def test_an_engine_that_dies_meanwhile_is_told(run, open_front: OpenFront):
+    async def main() -> None:
+        async with open_front() as front:
+            front.engine.answers_changes = False
+            asked = asyncio.create_task(front.control.use(FAIR))
+            await front.engine.until(lambda: changes(front))
+            front.engine.die()
+            with pytest.raises(EngineUnavailable):
+                await asked
+            with pytest.raises(EngineUnavailable):
+                await front.control.describe()
+
+    run(main())
+
+
+def test_an_engine_that_loads_is_not_asked(run, open_front: OpenFront):
+    async def main() -> None:
+        async with open_front(ready=False) as front:
+            for question in (front.control.describe(), front.control.use(FAIR)):
+                with pytest.raises(EngineUnavailable, match="still starting"):
+                    await question
+            assert front.engine.received == []
+
+    run(main())
+
+
+def test_a_constructor_that_hangs_is_given_up_and_streams_go_on(run, open_front: OpenFront):
+    async def main() -> None:
+        async with open_front(policies=POLICIES, limit_s=0.05) as front:
+            with pytest.raises(InvalidRequest, match=r"not ready within 0\.05 s"):
+                await front.control.use({"decisions": {"order": "hanging"}})
+            await front.control.use(FAIR)
+
+            assert front.generator.policies.profile.names["order_admissions"] == "fair-share"
+
+    run(main())
+
+
+def test_a_shadow_is_set_and_taken_away(run, open_front: OpenFront):
+    async def main() -> None:
+        async with open_front() as front:
+            await front.control.shadow(FAIR)
+            report = await front.control.describe()
+            assert report.shadow is not None
+            assert report.shadow.profile.preset == "fair-share"
+            assert report.shadow.comparisons[0].first_differed == 2
+            assert report.live.preset is None
+            assert front.generator.policies.profile.names == DEFAULTS
+
+            with pytest.raises(InvalidRequest, match="no preset 'x'"):
+                await front.control.shadow({"preset": "x"})
+            await front.control.release("fair-share")
+            await front.control.shadow(None)
+            assert (await front.control.describe()).shadow is None
+            with pytest.raises(UnknownPolicy):
+                await front.control.release("fair-share")
+
+    run(main())
+
+
+def test_a_release_goes_to_both_processes(run, open_front: OpenFront):
+    async def main() -> None:
+        async with open_front(policies=POLICIES) as front:
+            await front.control.use({"decisions": {"order": "failing"}})
+            ours = front.generator.policies
+            views = made_up_views()
+            for step_id in range(STRIKES):
+                step = replace(views["step"], step_id=step_id)
+                arguments = {"waiting": views["waiting"], "step": step}
+                ours._runner.ask("failing", "order_admissions", lambda answer: None, arguments)
+            front.engine.quarantined = ("failing",)
+            front.engine.hook_faults = (HookFaults("failing", "order_admissions", 4, "old"),)
+            live = (await front.control.describe()).live
+            assert live.quarantined == ("failing",)
+            assert [(each.faults, each.last_error) for each in live.faults] == [
+                (STRIKES + 4, "ValueError('no')")
+            ]
+
+            await front.control.release("failing")
+
+            assert (await front.control.describe()).live.quarantined == ()
+            assert ours.quarantined == ()
+            with pytest.raises(UnknownPolicy, match=r"'edf' is not in use; fcfs, .*, failing are"):
+                await front.control.release("edf")
+
+    run(main())
+
+
+def test_an_engine_that_cannot_release_says_why(run, open_front: OpenFront):
+    async def main() -> None:
+        async with open_front() as front:
+            front.engine.policy_error = "policy 'fcfs' cannot be built anew: no"
+            with pytest.raises(RequestError, match="cannot be built anew"):
+                await front.control.release("fcfs")
+
+    run(main())
