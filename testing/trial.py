@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,6 +28,35 @@ _HANGS = "it did not come to an end"
 
 class Failure(AssertionError):
     """A policy breaks the contract: which hook, what was expected, what came, of which requests."""
+
+
+class WatchedProfile(Profile):
+    """Keeps what each hook of one policy answered last, unchecked, and what it raised."""
+
+    def __init__(self, watched: str, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._watched = watched
+        self.answered: dict[str, Any] = {}
+        self.raised: dict[str, BaseException] = {}
+
+    def caller(self, hook: str, policy: str) -> Any:
+        call = super().caller(hook, policy)
+        if policy != self._watched:
+            return call
+
+        def watch(**arguments: Any) -> Any:
+            try:
+                answer = self.answered[hook] = call(**arguments)
+            except BaseException as error:
+                self.raised[hook] = error
+                raise
+            return answer
+
+        return watch
+
+    def instance_of(self, hook: str) -> object:
+        """The watched policy's instance, by a hook that it has."""
+        return super().caller(hook, self._watched).get_hookimpls()[0].plugin
 
 
 class Subject:
@@ -59,7 +87,7 @@ class Subject:
         """The hooks by which it is told something."""
         return tuple(hook for hook in self.hooks if hook in OBSERVERS)
 
-    def profile(self, **others: str) -> Profile:
+    def profile(self, **others: str) -> WatchedProfile:
         """A fresh instance, chosen for all that it does; `others` decide what it does not.
 
         Raises:
@@ -68,7 +96,7 @@ class Subject:
         chosen = {**others, **dict.fromkeys(self.decisions or (OBSERVER,), self.name)}
         given = {self.name: self.options} if self.options else {}
         try:
-            return Profile(chosen, {**BUILTIN, self.name: self.policy}, given)
+            return WatchedProfile(self.name, chosen, {**BUILTIN, self.name: self.policy}, given)
         except ProfileError as error:
             raise Failure(str(error)) from error
 
@@ -77,7 +105,7 @@ class Trial:
     """One instance of a subject, and whoever asks it."""
 
     def __init__(self, subject: Subject, guard: HookGuard, **others: str) -> None:
-        self.subject, self._guard = subject, guard
+        self.subject = subject
         self.profile = subject.profile(**others)
         # Not the time that goes by: a busy machine is not the policy's fault
         self.runner = PolicyRunner(
@@ -88,8 +116,7 @@ class Trial:
     @property
     def instance(self) -> object:
         """The one that is asked now."""
-        caller = self.profile.caller(self.subject.hooks[0], self.subject.name)
-        return caller.get_hookimpls()[0].plugin
+        return self.profile.instance_of(self.subject.hooks[0])
 
     def ask(self, hook: str, arguments: dict[str, Any]) -> Any:
         """What is decided, after all checks that the scheduler would make.
@@ -100,8 +127,9 @@ class Trial:
         answer = getattr(self.decisions, hook)(**arguments)
         said = self.fault(hook)
         if said is not None:
-            which = self._which(hook, arguments) if "NaN" in said else ""
-            raise Failure(f"{_told(hook, arguments)}: {said}{which}")
+            raise Failure(
+                f"{_told(hook, arguments)}: {said}{self._which(hook, arguments)}"
+            ) from self.profile.raised.get(hook)
         return answer
 
     def fault(self, hook: str) -> str | None:
@@ -118,21 +146,19 @@ class Trial:
         for hook in self.subject.hooks:
             said = self.fault(hook)
             if said is not None:
-                raise Failure(f"{hook}, {while_it}: {said}")
+                raise Failure(f"{hook}, {while_it}: {said}") from self.profile.raised.get(hook)
 
     def _limit(self) -> str:
         patience_s = self.subject.patience_s
         return f"within {patience_s:g} s of processor time ({5 * patience_s:g} s of sleep)"
 
     def _which(self, hook: str, arguments: dict[str, Any]) -> str:
-        """The requests whose scores cannot be used, found by asking once more."""
-        view = answered(arguments)
-        call = self.profile.caller(hook, self.subject.name)
-        try:
-            answer = self._guard.run(self.subject.patience_s, partial(call, **arguments))
-            return named(view, np.isnan(answer) | (answer == -np.inf))
-        except Exception:  # it may do something else this time
+        """The requests whose scores cannot be used, if that is what is wrong."""
+        scores, view = self.profile.answered.get(hook), answered(arguments)
+        if not (isinstance(scores, np.ndarray) and scores.shape == (len(view),)):
             return ""
+        is_float = scores.dtype.kind == "f"
+        return named(view, np.isnan(scores) | (scores == -np.inf)) if is_float else ""
 
 
 def named(view: RequestColumns, chosen: npt.NDArray[np.bool_]) -> str:

@@ -64,3 +64,14 @@ def test_every_check_fails_some_policy():
     checks = {name for name in vars(PolicyConformance) if name.startswith("test_")}
 
     assert {check for check, _ in MEANT.values()} == checks
+
+
+@pytest.mark.parametrize(
+    ("name", "check", "cause"),
+    [("FailsForNobody", ANSWERS, ValueError), ("FailsLater", SERVES, RuntimeError)],
+)
+def test_what_a_hook_raised_is_the_cause(name: str, check: str, cause: type[Exception]):
+    with pytest.raises(Failure) as info:
+        getattr(conformance_of(name), check)()
+
+    assert isinstance(info.value.__cause__, cause)
