@@ -13,6 +13,7 @@ Model = Parameter(group="Model")
 Memory = Parameter(group="Memory and batching")
 Policies = Parameter(group="Policies")
 Service = Parameter(group="Service")
+Server = Parameter(group="Server")
 
 
 def _not_empty(_type: object, names: tuple[str, ...]) -> None:
@@ -155,3 +156,27 @@ class PolicyOptions:
 
     plugins_dir: Annotated[Path | None, Policies] = None
     """A folder whose Python files hold policies."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions:
+    """Which running service a command is for."""
+
+    server: Annotated[str, Server] = "http://127.0.0.1:8000"
+    """HTTP address of the running service."""
+
+    admin_api_key: Annotated[str | None, Server, Parameter(validator=_secret)] = None
+    """The key that it was started with; default: that of CADENZA_ADMIN_API_KEY, if it is set."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class ChoiceOptions:
+    """Policies over those of a preset, as `cadenza serve` takes them."""
+
+    policy: Annotated[tuple[str, ...], Policies, Parameter(negative=())] = ()
+    """DECISION=POLICY or DECISION=POLICY:key=value,...; may be given several times."""
+
+    policy_file: Annotated[Path | None, Policies] = None
+    """A profile in TOML; flags win over it."""

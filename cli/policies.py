@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from cadenza.cli.options import PolicyOptions
+from cadenza.cli.errors import UsageError
+from cadenza.cli.options import ChoiceOptions, PolicyOptions, ServerOptions
 
-policies = App(name="policies", help="List, explain and check scheduling policies.")
+policies = App(name="policies", help="List, explain, check and change scheduling policies.")
 
 
 @policies.command(name="list")
 def list_policies(
     *,
     json: Annotated[bool, Parameter(negative=())] = False,
+    server: str | None = None,
+    admin_api_key: str | None = None,
     flags: PolicyOptions | None = None,
 ) -> int:
     """List all policies, and which would decide under the same flags of `cadenza serve`.
@@ -24,7 +28,18 @@ def list_policies(
     ----------
     json
         Write JSON, for programs.
+    server
+        HTTP address of a running service: list its policies, which of them decide, and how they
+        fare.
+    admin_api_key
+        The key that it was started with; default: that of CADENZA_ADMIN_API_KEY, if it is set.
     """
+    if server is not None:
+        if flags is not None and any(getattr(flags, field.name) for field in fields(flags)):
+            raise UsageError("--server lists what a running service does; other flags do not apply")
+        from cadenza.cli.live_policies import list_live
+
+        return list_live(ServerOptions(server=server, admin_api_key=admin_api_key), as_json=json)
     from cadenza.cli.policy_reports import report_all
 
     return report_all(flags or PolicyOptions(), as_json=json)
@@ -58,3 +73,68 @@ def check(target: str, /) -> int:
     from cadenza.cli.policy_reports import check_plugin
 
     return check_plugin(target)
+
+
+@policies.command
+def use(
+    preset: str | None = None,
+    /,
+    *,
+    choice: ChoiceOptions | None = None,
+    server: ServerOptions | None = None,
+) -> int:
+    """Let other policies decide in a running service; requests in flight go on.
+
+    What is not chosen is decided by the default.
+
+    Parameters
+    ----------
+    preset
+        A preset to begin with, such as fair-share.
+    """
+    from cadenza.cli.live_policies import use_profile
+
+    return use_profile(server or ServerOptions(), preset, choice or ChoiceOptions())
+
+
+@policies.command
+def release(name: str, /, *, server: ServerOptions | None = None) -> int:
+    """Let a running service ask a quarantined policy again.
+
+    Parameters
+    ----------
+    name
+        The policy's name.
+    """
+    from cadenza.cli.live_policies import release_policy
+
+    return release_policy(server or ServerOptions(), name)
+
+
+@policies.command
+def shadow(
+    preset: str | None = None,
+    /,
+    *,
+    off: Annotated[bool, Parameter(negative=())] = False,
+    choice: ChoiceOptions | None = None,
+    server: ServerOptions | None = None,
+) -> int:
+    """Let a running service ask other policies as well, and compare; alone: what it has found.
+
+    Parameters
+    ----------
+    preset
+        A preset to begin with, such as fair-share.
+    off
+        Ask them no more.
+    """
+    from cadenza.cli.live_policies import drop_shadow, show_shadow, use_shadow
+
+    server, choice = server or ServerOptions(), choice or ChoiceOptions()
+    is_chosen = preset is not None or choice != ChoiceOptions()
+    if off and is_chosen:
+        raise UsageError("--off takes the shadow away; it goes without a choice of policies")
+    if off:
+        return drop_shadow(server)
+    return use_shadow(server, preset, choice) if is_chosen else show_shadow(server)

@@ -6,7 +6,7 @@ import importlib.util
 import inspect
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
@@ -14,6 +14,7 @@ from packaging.utils import canonicalize_name
 from cadenza.cli.errors import UsageError
 from cadenza.cli.options import PolicyOptions
 from cadenza.cli.profile import allowed_plugins, configure
+from cadenza.cli.tables import write_table
 from cadenza.policies.choices import SHORT
 from cadenza.policies.contract import OBSERVERS, hooks_of
 from cadenza.policies.discovery import BUILT_IN, Catalog, Discovery, Found, discover, installed
@@ -41,7 +42,7 @@ def report_all(flags: PolicyOptions, *, as_json: bool) -> int:
         sys.stdout.write(f"{json.dumps(report, indent=2)}\n")
     else:
         rows = [_row(name, each, active.get(name, [])) for name, each in found]
-        _write_table([("POLICY", "FROM", "HOOKSPEC", "DECIDES", "HOOKS"), *rows])
+        write_table([("POLICY", "FROM", "HOOKSPEC", "DECIDES", "HOOKS"), *rows])
     return 0
 
 
@@ -170,11 +171,3 @@ def _hook(hook: str, policy: str) -> str:
 def _option(option: Option) -> str:
     default = "must be given" if option.is_required else f"default {option.default!r}"
     return f"  {option.name}: {option.type}, {default}"
-
-
-def _write_table(rows: Iterable[tuple[str, ...]]) -> None:
-    table = list(rows)
-    widths = [max(len(cell) for cell in column) for column in zip(*table, strict=True)]
-    for row in table:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        sys.stdout.write("  ".join(cells).rstrip() + "\n")

@@ -1,0 +1,83 @@
+"""Asks a running service over HTTP, and says what went wrong as a person would."""
+
+from __future__ import annotations
+
+import json
+from http.client import HTTPException
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.parse import urlsplit
+from urllib.request import ProxyHandler, Request, build_opener
+
+from cadenza.cli.admin_key import VARIABLE, admin_key
+from cadenza.cli.errors import UsageError
+from cadenza.cli.options import ServerOptions
+
+_TIMEOUT_S = 60.0  # a change of policies is given up after 40 s
+_MAX_BYTES = 16 << 20
+
+Answer = dict[str, Any]
+
+
+class ServiceClient:
+    """One running service."""
+
+    def __init__(self, server: ServerOptions) -> None:
+        """Raises UsageError for an address that is none."""
+        self._url = _checked(server.server)
+        self._key = admin_key(server.admin_api_key)
+        self._opener = build_opener(ProxyHandler({}))  # a proxy would be told the key
+
+    def request(self, method: str, path: str, body: bytes | None = None) -> Answer:
+        """What the service answers, as JSON.
+
+        Raises:
+            UsageError: nothing listens there, or it refuses.
+        """
+        headers = {"content-type": "application/json"}
+        if self._key is not None:
+            headers["authorization"] = f"Bearer {self._key}"
+        request = Request(self._url + path, data=body, headers=headers, method=method)
+        try:
+            with self._opener.open(request, timeout=_TIMEOUT_S) as response:
+                answer = json.loads(response.read(_MAX_BYTES))
+        except HTTPError as error:
+            raise UsageError(self._refusal(error)) from error
+        except URLError as error:
+            raise UsageError(self._silence(error.reason)) from error
+        except OSError as error:
+            raise UsageError(self._silence(error)) from error
+        except (ValueError, HTTPException) as error:
+            raise UsageError(f"what answers at {self._url} is not Cadenza") from error
+        if not isinstance(answer, dict):
+            raise UsageError(f"what answers at {self._url} is not Cadenza")
+        return answer
+
+    def _refusal(self, error: HTTPError) -> str:
+        try:
+            message = str(json.loads(error.read(_MAX_BYTES))["error"]["message"])
+        except (OSError, ValueError, LookupError, TypeError):
+            return f"{self._url} answers with HTTP status {error.code}, and not as Cadenza does"
+        if error.code == 401:
+            return f"{message} Here: --admin-api-key, or {VARIABLE}"
+        return message
+
+    def _silence(self, reason: object) -> str:
+        if isinstance(reason, TimeoutError):
+            return f"{self._url} does not answer within {_TIMEOUT_S:g} s"
+        why = (reason.strerror if isinstance(reason, OSError) else None) or reason
+        return (
+            f"nothing answers at {self._url} ({why}); --server is the HTTP address that "
+            "`cadenza serve` shows when it is ready"
+        )
+
+
+def _checked(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        is_usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_usable = False
+    if not is_usable or not url.isascii() or any(character <= " " for character in url):
+        raise UsageError(f"--server {url} is no address such as http://127.0.0.1:8000")
+    return url.rstrip("/").removesuffix("/v1")
