@@ -5,14 +5,18 @@
 `hookspecs` documents every hook. Installing a policy never activates it; a profile does.
 """
 
+from cadenza.policies.arrivals import ArrivalColumns, Refusal, ServiceView
 from cadenza.policies.markers import HOOKSPEC_VERSION, PROJECT, hookimpl, hookspec
 from cadenza.policies.views import PreemptionCosts, RequestColumns, StepView
 
 __all__ = [
     "HOOKSPEC_VERSION",
     "PROJECT",
+    "ArrivalColumns",
     "PreemptionCosts",
+    "Refusal",
     "RequestColumns",
+    "ServiceView",
     "StepView",
     "hookimpl",
     "hookspec",

@@ -27,6 +27,8 @@ _SHORT = {
     "displacement": "allow_displacement",
     "preemption": "choose_preemption",
     "guard": "guard_starvation",
+    "gate": "gate_arrivals",
+    "shed": "shed_load",
 }
 DECISIONS: dict[str, str] = {
     **_SHORT,

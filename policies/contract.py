@@ -32,6 +32,8 @@ def _specified() -> dict[str, tuple[str, ...]]:
 
 ARGUMENTS = _specified()  # hook name -> what it is called with
 OBSERVERS = tuple(hook for hook in ARGUMENTS if hook.startswith(OBSERVER_PREFIX))
+FRONT_HOOKS = tuple(hook for hook, names in ARGUMENTS.items() if "service" in names)
+ENGINE_HOOKS = tuple(hook for hook in ARGUMENTS if hook not in FRONT_HOOKS)
 
 
 def hooks_of(cls: type) -> tuple[str, ...]:

@@ -195,7 +195,8 @@ def _array(answer: Any, length: int, kinds: str, what: str) -> npt.NDArray[Any]:
     return answer
 
 
-def _check_scores(length: int, answer: Any) -> FloatArray:
+def check_scores(length: int, answer: Any) -> FloatArray:
+    """Raises AnswerError unless it is an array of so many scores."""
     scores = _array(answer, length, "fiu", "scores").astype(np.float64, copy=False)
     if not scores.min(initial=np.inf) > -np.inf:  # the least of any and NaN is NaN
         raise AnswerError("scores must not be NaN or -inf")
@@ -232,7 +233,7 @@ def _ignore(answer: Any) -> None:
     """What an observer returns means nothing."""
 
 
-_SCORES = _Kind(_check_scores, np.float64)
+_SCORES = _Kind(check_scores, np.float64)
 _MARGINS = _Kind(_check_margins, np.float64)
 _COUNTS = _Kind(_check_counts, np.int64)
 _MASK = _Kind(_check_mask, np.bool_)

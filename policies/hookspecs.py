@@ -1,21 +1,27 @@
-"""The questions the scheduler asks. This file is the contract for policy authors.
+"""The questions that are put to policies. This file is the contract for their authors.
 
 Three kinds of hook. A *decision* (first result) is taken by one policy: the one that the profile
-chose, or the default if that one answers None. A *union* (`guard_starvation`) asks all chosen
-policies and the default, and any True counts. An *observer* (`on_...`) is not chosen: every policy
-of the profile that has it is told, and what it returns is ignored.
+chose, or the default if that one answers None. A *union* (`guard_starvation`, `gate_arrivals`) asks
+all chosen policies and the default, and any True, or any refusal, counts. An *observer* (`on_...`)
+is not chosen: every policy of the profile that has it is told, and what it returns is ignored.
 
 For all of them: called from the engine's main thread, between two forward passes, so that every
-request waits while a hook runs; at most once a step, observers excepted. A hook must not block,
-await, or keep the views; an attempt to write to them raises. Lower scores come first; for victims,
-lowest is evicted first. NaN is a fault everywhere, -inf wherever a score is wanted. Answers are
-proposals: allocation, reference counts, publishing and eviction stay in the core. When a hook
-raises, or answers with the wrong shape, type or values, the default decides for this step and
-`policy_faults` rises.
+request waits while a hook runs; at most once a step, observers excepted. `gate_arrivals` and
+`shed_load` are called in the front process instead, on the thread that all streams are written
+from, at most once an arrival; what is said of a step holds for an arrival there. Each process has
+instances of its own, which share nothing. A hook must not block, await, or keep the views; an
+attempt to write to them raises. Lower scores come first; for victims, lowest is evicted first. NaN
+is a fault everywhere, -inf wherever a score is wanted. Answers are proposals: allocation, reference
+counts, publishing, eviction and the bound of the queue stay in the core. When a hook raises, or
+answers with the wrong shape, type or values, the default decides for this step and `policy_faults`
+rises.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from cadenza.policies.arrivals import ArrivalColumns, Refusal, ServiceView
 from cadenza.policies.markers import hookspec
 from cadenza.policies.views import (
     BoolArray,
@@ -116,6 +122,41 @@ def guard_starvation(waiting: RequestColumns, step: StepView) -> BoolArray | Non
     Called before `order_admissions`, with the same requests. Several policies may be chosen; they
     and the default, which they do not replace, are all asked, and any True counts. None marks
     nobody. Default: bounded overtake.
+    """
+
+
+@hookspec
+def gate_arrivals(
+    arrivals: ArrivalColumns, service: ServiceView
+) -> Sequence[Refusal | None] | None:
+    """Refuse requests before they enter, each with a reason and when to come back.
+
+    Called in the front process, once a call of a client, when all fields are known to be right and
+    the queue has room, or whoever makes room has been found; before the prompt is encoded.
+    `arrivals` has several elements where a call has several prompts; they enter all together or not
+    at all. Return a list with a `Refusal` or None for each, or None, which refuses nobody. Several
+    policies may be chosen. The default is asked first, which they do not replace, then they in the
+    order in which they were chosen, and nobody is asked after the first refusal, which the client
+    is told: HTTP status 429 for the tenant's limit, 503 for the service's, over gRPC
+    RESOURCE_EXHAUSTED. What a policy that lets requests pass has counted stays counted if a later
+    one refuses them, so that one that counts is best chosen last. The bound on choices that wait
+    (`ServiceView.max_queued`) holds whatever policies answer. Default: queue limit, which adds no
+    limit of its own unless it is given one.
+    """
+
+
+@hookspec(firstresult=True)
+def shed_load(waiting: ArrivalColumns, service: ServiceView) -> FloatArray | None:
+    """Score the requests that wait for a first seat and the newcomer; the highest is refused.
+
+    Called in the front process when a call arrives for whose choices the queue has no room, only
+    under a profile that chose a policy other than the default, and before `gate_arrivals`. The
+    newcomer is the last element, the others are in the order of arrival; a call with several
+    prompts is one element, with the choices and prompt tokens of all. Return one float per element;
+    equals go latest first. Just enough of those that score above the newcomer are refused to make
+    room for all its choices; if they do not, the newcomer is, and nobody else suffers. Who is
+    refused gets the error that a refused newcomer gets; nothing had been streamed to it. Default:
+    newcomer. Stops at the first answer.
     """
 
 

@@ -19,8 +19,9 @@ __all__ = ["HOOKS", "LISTS", "OBSERVER", "OBSERVERS", "Profile", "ProfileError"]
 
 HOOKS = tuple(DEFAULTS)
 GUARD = "guard_starvation"
+GATE = "gate_arrivals"
 OBSERVER = "observer"  # stands in a profile for policies that are only told
-LISTS = (GUARD, OBSERVER)  # may have several policies
+LISTS = (GUARD, GATE, OBSERVER)  # may have several policies
 
 Chosen = Mapping[str, str | Sequence[str]]
 Options = Mapping[str, Mapping[str, Any]]
@@ -45,9 +46,9 @@ class Profile:
     """The chosen policy of every hook, with the default behind it.
 
     A policy with several hooks is one instance, and is asked only for those that the profile gives
-    it. Guards add up: the default guard stands beside chosen ones. Of observer hooks every policy
-    that may have to decide, a default behind another one included, is told, and those that were
-    chosen as observers besides.
+    it. Guards add up, and so do gates: the defaults stand beside chosen ones. Of observer hooks
+    every policy that may have to decide, a default behind another one included, is told, and those
+    that were chosen as observers besides.
     """
 
     def __init__(
@@ -84,7 +85,10 @@ class Profile:
         # For a hook that asks several, the first of them
         self.names: dict[str, str] = DEFAULTS | {hook: each[0] for hook, each in decisive.items()}
         self.guards: tuple[str, ...] = _once(*decisive.get(GUARD, ()), DEFAULTS[GUARD])
-        self._active = _once(*DEFAULTS.values(), *self.names.values(), *self.guards, *self._told)
+        self.gates: tuple[str, ...] = _once(DEFAULTS[GATE], *decisive.get(GATE, ()))
+        self._active = _once(
+            *DEFAULTS.values(), *self.names.values(), *self.guards, *self.gates, *self._told
+        )
         self._made: dict[str, _Made] = {}
         self.kept: frozenset[str] = frozenset()  # policies taken over from the profile before
         self._instances = self._build_all(faults, before)
@@ -99,7 +103,8 @@ class Profile:
         """The policies that `hook` asks or tells, the defaults behind them left out."""
         if hook in OBSERVERS:
             return self.observers(hook)
-        return self.guards if hook == GUARD else (self.names[hook],)
+        several = {GUARD: self.guards, GATE: self.gates}
+        return several.get(hook) or (self.names[hook],)
 
     @property
     def overtakes_within_tenant(self) -> bool:
@@ -195,7 +200,7 @@ class Profile:
             trace_calls(manager)
         observers = {hook: _implementing(manager, hook) for hook in OBSERVERS}
         asked = {(hook, name) for names in (DEFAULTS, self.names) for hook, name in names.items()}
-        asked |= {(GUARD, guard) for guard in self.guards}
+        asked |= {(hook, name) for hook in (GUARD, GATE) for name in self.deciding(hook)}
         asked |= {(hook, policy) for hook, told in observers.items() for policy in told}
         callers = {
             (hook, policy): manager.subset_hook_caller(

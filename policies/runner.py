@@ -24,7 +24,7 @@ from cadenza.policies.builtin import DEFAULTS
 from cadenza.policies.errors import describe
 from cadenza.policies.hook_guard import PATIENCE_S, HookGuard, Interrupted, NoGuard
 from cadenza.policies.profile import Profile
-from cadenza.policies.views import StepView
+from cadenza.policies.views import Occasion
 
 BUDGET_S = 0.010  # of all policies together, in a step
 STRIKES = 3
@@ -167,9 +167,10 @@ class PolicyRunner:
     ) -> T | None:
         """What a policy answers, checked; None if it has no opinion, failed, or was passed over.
 
-        `arguments` are the hook's, its StepView as `step` among them.
+        `arguments` are the hook's, its StepView as `step` or its ServiceView as `service` among
+        them. What is said of a step holds for whatever the latter stands for.
         """
-        step: StepView = arguments["step"]
+        step: Occasion = arguments.get("step") or arguments["service"]
         if step.step_id != self._step_id:
             self._step_id, self._spent_s = step.step_id, 0.0
         asked = self._hooks.get((policy, hook)) or self._open(policy, hook)
@@ -282,7 +283,7 @@ class PolicyRunner:
         asked: _Hook,
         answer: T | None,
         error: str | None,
-        step: StepView,
+        step: Occasion,
         limit_s: float,
         elapsed_s: float,
         interrupted: bool,
@@ -310,7 +311,7 @@ class PolicyRunner:
             warn = self._log.warning
             warn("policy lacks time", hook=asked.name, policy=asked.policy, left_ms=left_ms)
 
-    def _count_fault(self, asked: _Hook, error: str, step: StepView) -> None:
+    def _count_fault(self, asked: _Hook, error: str, step: Occasion) -> None:
         """Log the first fault of each policy in each hook; a broken one would fill the log.
 
         The first after a release is logged again.
@@ -331,7 +332,7 @@ class PolicyRunner:
         if len(standing.strikes) == STRIKES and step.now_s - standing.strikes[0] <= WINDOW_S:
             self._quarantine(asked, error)
 
-    def _replace(self, asked: _Hook, step: StepView) -> None:
+    def _replace(self, asked: _Hook, step: Occasion) -> None:
         """An interrupted instance may be half changed; nobody shall ask it again."""
         self._blame.enter(asked.number, self._timer())
         error = self._rebuild(asked.policy)

@@ -21,7 +21,7 @@ from cadenza.policies.differences import (
     of_masks,
     of_scores,
 )
-from cadenza.policies.profile import HOOKS, Profile
+from cadenza.policies.profile import Profile
 from cadenza.policies.runner import PolicyRunner
 from cadenza.policies.views import BoolArray, RequestColumns, StepView
 
@@ -93,7 +93,7 @@ class ShadowedDecisions(Decisions):
         super().__init__(profile, runner, newcomers)
         self._shadow = shadow
         self._other = shadow.decisions
-        self._compared = {hook: Compared(hook, _COMPARE[hook][0]) for hook in HOOKS}
+        self._compared = {hook: Compared(hook, _COMPARE[hook][0]) for hook in _COMPARE}
 
     @property
     def comparison(self) -> tuple[Compared, ...]:

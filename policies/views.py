@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ FloatArray: TypeAlias = npt.NDArray[np.float64]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
 
-class RequestColumns:
+class Columns:
     """One element a request in every column, all columns in the same order.
 
     A column is gathered when it is first read, so a policy pays for what it looks at.
@@ -41,6 +41,12 @@ class RequestColumns:
             memory = self._gathered[name] = column.take(self._rows).tobytes()
         # A new array each time, since the shape of one that cannot be written can be set
         return np.frombuffer(memory, column.dtype)
+
+
+class RequestColumns(Columns):
+    """Requests as the engine's hooks see them."""
+
+    __slots__ = ()
 
     @property
     def request(self) -> IntArray:
@@ -212,6 +218,18 @@ class RequestColumns:
 def _sealed(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """A copy that nobody can write to."""
     return np.frombuffer(array.tobytes(), array.dtype)
+
+
+class Occasion(Protocol):
+    """What hooks are asked about: a step of the scheduler, or in the front process an arrival."""
+
+    @property
+    def step_id(self) -> int:
+        """Tells it from all others."""
+
+    @property
+    def now_s(self) -> float:
+        """Monotonic seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

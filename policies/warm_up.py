@@ -5,14 +5,17 @@ So what they import late is imported, and what fails at once is known before any
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from cadenza.policies.contract import ARGUMENTS
+from cadenza.policies.arrivals import Arrival, ArrivalColumns, ServiceView, table_of
+from cadenza.policies.contract import ARGUMENTS, ENGINE_HOOKS
 from cadenza.policies.decisions import Decisions
 from cadenza.policies.errors import ProfileError
+from cadenza.policies.front_decisions import FrontDecisions
 from cadenza.policies.profile import Profile
 from cadenza.policies.runner import PolicyRunner
 from cadenza.policies.views import PreemptionCosts, RequestColumns, StepView
@@ -32,9 +35,13 @@ def warm_up(profile: Profile) -> None:
     runner = PolicyRunner(profile)
     decisions = Decisions(profile, runner)
     views = made_up_views()
-    for hook in ARGUMENTS:
+    for hook in ENGINE_HOOKS:
         ask: Callable[..., object] = getattr(decisions, hook)
         ask(**{name: views[name] for name in ARGUMENTS[hook]})
+    front, arrivals, service = FrontDecisions(profile, runner), views["arrivals"], views["service"]
+    for gate in profile.gates:  # all of them, whatever others refuse
+        front.ask_gate(gate, arrivals, service)
+    front.shed_load(arrivals, service)
     faults = [
         f"policy {policy!r} fails in {hook} when it is tried: {tally.last_error}"
         for (policy, hook), tally in runner.tallies.items()
@@ -45,7 +52,10 @@ def warm_up(profile: Profile) -> None:
 
 
 def made_up_views() -> Mapping[str, Any]:
-    """One view for every argument that a hook may have, by the argument's name."""
+    """One view for every argument that a hook may have, by the argument's name.
+
+    What `shed_load` calls `waiting` is like `arrivals`.
+    """
     seated, waiting = _requests(3, seated=True), _requests(3, seated=False)
     costs = PreemptionCosts(
         recompute_tokens=np.full(3, 40),
@@ -74,7 +84,43 @@ def made_up_views() -> Mapping[str, Any]:
         "candidate": _requests(1, seated=False),
         "costs": costs,
         "step": step,
+        "arrivals": _arrivals(),
+        "service": _service(),
     }
+
+
+def _arrivals() -> ArrivalColumns:
+    """Calls that have come one second after another, the last of them just now."""
+    arrivals = [
+        Arrival(
+            arrival_s=_NOW_S - 2.0 + rank,
+            choices=1 + rank % 2,
+            prompt_tokens=40 + 8 * rank,
+            max_tokens=64,
+            priority=rank - 1,
+            tenant=rank,
+            tenant_queued=min(rank, 1),
+            deadline_s=math.inf if rank == 0 else _NOW_S + 30.0,
+            ttft_target_s=math.inf if rank == 0 else 20.0,
+            tpot_target_s=math.inf if rank == 0 else 0.2,
+        )
+        for rank in range(3)
+    ]
+    return ArrivalColumns(table_of([arrival.packed() for arrival in arrivals]))
+
+
+def _service() -> ServiceView:
+    return ServiceView(
+        step_id=1,
+        now_s=_NOW_S,
+        queued=3,
+        max_queued=256,
+        queued_tokens=88,
+        running=3,
+        free_blocks=40,
+        total_blocks=64,
+        block_size=16,
+    )
 
 
 def _requests(num: int, *, seated: bool) -> RequestColumns:

@@ -12,11 +12,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from cadenza.policies.tenants import Tenants
 from cadenza.policies.views import RequestColumns
 from cadenza.scheduler.columns import Columns, IntColumn, where
 from cadenza.scheduler.request import MAX_STOP_TOKEN_IDS, Arrival, Request
 from cadenza.scheduler.states import TRANSITIONS, State
-from cadenza.scheduler.tenants import Tenants
 
 Rows = npt.NDArray[np.intp]
 

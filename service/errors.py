@@ -8,6 +8,7 @@
     ├── Forbidden                   nobody may do this here, or from there
     ├── ChangeUnderWay              another change has to end first; retry after a while
     ├── Overloaded                  the queue is full; retry after a while
+    ├── QuotaExceeded               the tenant has had its share for now; retry after a while
     ├── DeadlineExceeded            its time was up before it was whole; the same would happen again
     └── EngineUnavailable           the engine is stopping or dead; retry elsewhere or later
         └── GenerationFailed        this generation failed after it had begun
@@ -71,6 +72,14 @@ class Overloaded(RequestError):
         self.retry_after_s = retry_after_s
 
 
+class QuotaExceeded(RequestError):
+    """Refused for what its tenant has asked for already, before anything was computed."""
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
 class DeadlineExceeded(RequestError):
     """The request's deadline passed before its last choice had ended."""
 
@@ -110,6 +119,7 @@ _STATUS: dict[type[RequestError], Status] = {
     Forbidden: Status(403, "permission_error", "forbidden", "PERMISSION_DENIED"),
     ChangeUnderWay: Status(409, "conflict_error", "change_under_way", "ABORTED"),
     Overloaded: Status(503, "overloaded_error", "queue_full", "RESOURCE_EXHAUSTED"),
+    QuotaExceeded: Status(429, "rate_limit_error", "rate_limit_exceeded", "RESOURCE_EXHAUSTED"),
     DeadlineExceeded: Status(504, "timeout_error", "deadline_exceeded", "DEADLINE_EXCEEDED"),
     GenerationFailed: Status(500, "server_error", "generation_failed", "INTERNAL"),
     EngineUnavailable: Status(503, "server_error", "engine_unavailable", "UNAVAILABLE"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -109,7 +110,7 @@ class Front:
             self._tokenizer,
             model_names=config.model_names,
             limits=config.limits,
-            policies=FrontPolicies(config.profile, guard=guard),
+            policies=FrontPolicies(config.profile, guard=guard, timer=time.monotonic),
         )
         control = PolicyControl(
             engine,

@@ -6,9 +6,9 @@ too long. Nobody supervises this process: one long call of C code holds it until
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 
+from cadenza.policies.front_decisions import FrontDecisions
 from cadenza.policies.hook_guard import HookGuard
 from cadenza.policies.profile import Profile
 from cadenza.policies.runner import FaultCount, PolicyRunner
@@ -22,17 +22,18 @@ class FrontPolicies:
         profile: Profile | None = None,
         *,
         guard: HookGuard | None = None,
-        timer: Callable[[], float] = time.monotonic,
+        timer: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """Ask the policies of `profile`, by default the defaults.
 
         Args:
             profile: whose policies are asked; its instances belong to this object.
             guard: ends calls that take too long; None: nobody does.
-            timer: monotonic seconds, to measure calls with.
+            timer: seconds, to measure calls with; without one no call takes any time.
         """
         self._profile = profile or Profile()
         self._runner = PolicyRunner(self._profile, timer=timer, guard=guard)
+        self.decisions = FrontDecisions(self._profile, self._runner)
 
     def use(self, profile: Profile) -> None:
         """Ask the policies of a profile from now on that was built to follow the present one.
@@ -42,6 +43,7 @@ class FrontPolicies:
         profile.follow(self._profile)
         self._profile = profile
         self._runner.use(profile)
+        self.decisions = FrontDecisions(profile, self._runner)
 
     def release(self, policy: str) -> None:
         """Ask a quarantined policy again, a fresh instance of it.

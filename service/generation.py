@@ -12,8 +12,8 @@ from cadenza.service.choice import Choice
 from cadenza.service.engine_client import EngineClient
 from cadenza.service.errors import DeadlineExceeded, GenerationFailed, RequestError
 from cadenza.service.events import Admitted, Event, FinishReason, Preempted
-from cadenza.service.limits import Places
 from cadenza.service.metrics import RequestTimer
+from cadenza.service.queue import Places
 from cadenza.service.tokenizer import Tokenizer
 from cadenza.wire.messages import Submit
 
@@ -101,6 +101,12 @@ class Generation:
         except BaseException:
             self._end("error")
             raise
+
+    def refuse(self, error: RequestError) -> None:
+        """End with `error`, as another takes the place. No choice may have had a seat yet."""
+        if not self._ended:
+            self._failure = error
+            self._end("shed")
 
     def cancel(self) -> None:
         """Stop at once, and leave what was not read. Idempotent."""

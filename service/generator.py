@@ -13,11 +13,13 @@ from dataclasses import dataclass
 import msgspec
 
 from cadenza.service.engine_client import EngineClient
+from cadenza.service.entrance import Entrance
 from cadenza.service.errors import EngineUnavailable, InvalidRequest, UnknownModel
 from cadenza.service.front_policies import FrontPolicies
 from cadenza.service.generation import Generation
-from cadenza.service.limits import Limits, Places, Queue
+from cadenza.service.limits import Limits
 from cadenza.service.metrics import Metrics, RequestTimer
+from cadenza.service.queue import Entry, Places
 from cadenza.service.request import GenerationRequest
 from cadenza.service.timelines import Timeline, Timelines
 from cadenza.service.tokenizer import Tokenizer
@@ -61,7 +63,7 @@ class Generator:
         self.metrics = metrics or Metrics()
         self.policies = policies or FrontPolicies()
         self.created = int(time.time())
-        self._queue = Queue(self.limits.max_queued)
+        self._entrance = Entrance(self.limits.max_queued, self.policies, engine, self.metrics)
         self._open: set[Generation] = set()  # launched, and their answers not yet delivered
         self._draining = False
         self._timelines = Timelines()
@@ -80,7 +82,7 @@ class Generator:
     @property
     def num_queued(self) -> int:
         """Choices accepted here that have had no seat yet."""
-        return self._queue.num_taken
+        return self._entrance.queue.num_taken
 
     @property
     def num_records_dropped(self) -> int:
@@ -110,7 +112,9 @@ class Generator:
         Raises:
             InvalidRequest: a field is wrong, or prompt and max_tokens exceed the model's context.
             UnknownModel: the request names a model that is not served.
-            Overloaded: too many choices wait already.
+            Overloaded: too many choices wait already, or a policy refuses; later, perhaps, from
+                the generation as well, if it makes room for another before it has begun.
+            QuotaExceeded: a policy refuses what the request's tenant may not have now.
             EngineUnavailable: the engine is dead.
         """
         [generation] = await self.submit_all([request])
@@ -132,16 +136,18 @@ class Generator:
             self.check_model(request.model)
         ready = await self._ready()
         checked = [check(request, self.limits, ready) for request in requests]
-        places = self._queue.enter([one.num_choices for one in checked])
+        entry = self._entrance.enter(checked, ready)
         try:
             jobs = [
-                await self._prepare(*each, ready.max_model_len)
-                for each in zip(checked, places, timers, strict=True)
+                await self._prepare(entry, index, timer, ready.max_model_len)
+                for index, timer in enumerate(timers)
             ]
-            return self._launch_all(jobs, ready.max_num_seqs)
+            if entry.refusal is not None:
+                raise entry.refusal
+            entry.generations = generations = self._launch_all(jobs, ready.max_num_seqs)
+            return generations
         except BaseException:
-            for held in places:
-                held.leave_all()
+            entry.leave()
             raise
 
     async def drain(self, timeout_s: float) -> bool:
@@ -169,21 +175,23 @@ class Generator:
         """The engine's limits; waiting for them takes a place in the queue."""
         if self.engine.limits is not None and self.engine.is_serving:
             return self.engine.limits
-        [place] = self._queue.enter([1])
+        place = self._entrance.hold()
         try:
             return await self.engine.ready()
         finally:
             place.leave_all()
 
     async def _prepare(
-        self, checked: CheckedRequest, places: Places, timer: RequestTimer, max_model_len: int
+        self, entry: Entry, index: int, timer: RequestTimer, max_model_len: int
     ) -> _Job:
+        checked = entry.requests[index]
         prompt = await self._encode(checked.prompt, max_model_len)
+        self._entrance.learn(entry, index, len(prompt))
         return _Job(
             checked=checked,
             prompt=prompt,
             max_tokens=_max_tokens(checked, len(prompt), max_model_len),
-            places=places,
+            places=entry.places[index],
             timer=timer,
         )
 

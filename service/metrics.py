@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 _TTFT_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
 _TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5, 5, 10)
 _REQUEST_S = (0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 300, 960)
-FINISHED_REASONS = ("stop", "length", "abort", "deadline", "error")
+FINISHED_REASONS = ("stop", "length", "abort", "deadline", "shed", "error")
+QUEUE_FULL, SHED = "max_num_queued_reqs", "shed"  # the former as vLLM has it
 
 
 class Histogram:
@@ -40,6 +41,7 @@ class Metrics:
         self.prompt_tokens = 0
         self.generation_tokens = 0
         self.finished = dict.fromkeys(FINISHED_REASONS, 0)
+        self.refused = {QUEUE_FULL: 0, SHED: 0}  # calls, by what refused them; gates by their names
         self.time_to_first_token = Histogram(_TTFT_S)
         self.inter_token_latency = Histogram(_TOKEN_S)
         self.request_latency = Histogram(_REQUEST_S)

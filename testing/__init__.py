@@ -11,6 +11,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from cadenza.testing.arrivals import arrival_columns, service_view
     from cadenza.testing.clock import ManualClock
     from cadenza.testing.comparison import replay
     from cadenza.testing.conformance import PolicyConformance
@@ -34,6 +35,7 @@ __all__ = [
     "ManualClock",
     "PolicyConformance",
     "RecordingDecisions",
+    "arrival_columns",
     "oracle",
     "preemption_costs",
     "profile_of",
@@ -42,11 +44,13 @@ __all__ = [
     "replay",
     "request_columns",
     "running_columns",
+    "service_view",
     "step_view",
     "write_recording",
 ]
 
 _MODULES = {
+    "arrivals": ("arrival_columns", "service_view"),
     "clock": ("ManualClock",),
     "conformance": ("PolicyConformance",),
     "driver": ("Driver",),

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cadenza.policies.contract import ARGUMENTS
+from cadenza.policies.contract import ARGUMENTS, ENGINE_HOOKS
 from cadenza.policies.decisions import Decisions
 from cadenza.policies.markers import HOOKSPEC_VERSION
 from cadenza.policies.profile import Profile
@@ -75,7 +75,7 @@ def _recorded(hook: str) -> Callable[..., Any]:
     return method
 
 
-for _hook in ARGUMENTS:
+for _hook in ENGINE_HOOKS:
     setattr(RecordingDecisions, _hook, _recorded(_hook))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cadenza.policies.contract import ARGUMENTS, OBSERVERS
+from cadenza.policies.contract import ARGUMENTS, ENGINE_HOOKS, OBSERVERS
 from cadenza.policies.views import RequestColumns, StepView
 from cadenza.testing.tables import (
     COLUMNS,
@@ -28,7 +28,7 @@ STARTS_S = 1_000.0  # so that requests may have arrived before
 
 _FIRST = ("on_arrived", "on_generated", "on_finished")
 _LAST = ("on_preempted", "on_admitted", "on_resumed")
-_ORDER = (*_FIRST, *(hook for hook in ARGUMENTS if hook not in _FIRST + _LAST), *_LAST)
+_ORDER = (*_FIRST, *(hook for hook in ENGINE_HOOKS if hook not in _FIRST + _LAST), *_LAST)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

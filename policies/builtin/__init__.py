@@ -13,6 +13,7 @@ from cadenza.policies.builtin.lowest_priority import LowestPriority
 from cadenza.policies.builtin.max_wait import MaxWait
 from cadenza.policies.builtin.mlfq import Mlfq
 from cadenza.policies.builtin.new_token_ratio import NewTokenRatio
+from cadenza.policies.builtin.newcomer import Newcomer
 from cadenza.policies.builtin.newest import Newest
 from cadenza.policies.builtin.no_evict import NoEvict
 from cadenza.policies.builtin.no_reservation import NoReservation
@@ -21,11 +22,13 @@ from cadenza.policies.builtin.past_future import PastFuture
 from cadenza.policies.builtin.prefix_aware import PrefixAware
 from cadenza.policies.builtin.prefix_fair import PrefixFair
 from cadenza.policies.builtin.priority import Priority
+from cadenza.policies.builtin.queue_limit import QueueLimit
 from cadenza.policies.builtin.recompute import Recompute
 from cadenza.policies.builtin.shortest_prefill import ShortestPrefill
 from cadenza.policies.builtin.srpt_limited import SrptLimited
 from cadenza.policies.builtin.strict_priority import StrictPriority
 from cadenza.policies.builtin.swap import Swap
+from cadenza.policies.builtin.tenant_quota import TenantQuota
 
 BUILTIN: dict[str, type] = {
     policy.name: policy
@@ -43,6 +46,7 @@ BUILTIN: dict[str, type] = {
         MaxWait,
         Mlfq,
         NewTokenRatio,
+        Newcomer,
         Newest,
         NoEvict,
         NoReservation,
@@ -51,11 +55,13 @@ BUILTIN: dict[str, type] = {
         PrefixAware,
         PrefixFair,
         Priority,
+        QueueLimit,
         Recompute,
         ShortestPrefill,
         SrptLimited,
         StrictPriority,
         Swap,
+        TenantQuota,
     )
 }
 
@@ -66,6 +72,8 @@ DEFAULTS: dict[str, str] = {
     "allow_displacement": Nobody.name,
     "choose_preemption": CheapestWayBack.name,
     "guard_starvation": BoundedOvertake.name,
+    "gate_arrivals": QueueLimit.name,
+    "shed_load": Newcomer.name,
 }
 
 __all__ = [
@@ -84,6 +92,7 @@ __all__ = [
     "MaxWait",
     "Mlfq",
     "NewTokenRatio",
+    "Newcomer",
     "Newest",
     "NoEvict",
     "NoReservation",
@@ -92,9 +101,11 @@ __all__ = [
     "PrefixAware",
     "PrefixFair",
     "Priority",
+    "QueueLimit",
     "Recompute",
     "ShortestPrefill",
     "SrptLimited",
     "StrictPriority",
     "Swap",
+    "TenantQuota",
 ]

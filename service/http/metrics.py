@@ -14,8 +14,10 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector
 
+from cadenza.policies.runner import FaultCount
 from cadenza.service.generator import Generator
 from cadenza.service.metrics import Histogram
+from cadenza.wire.messages import PolicyFaults
 
 _PREFIX = "cadenza:"
 
@@ -42,6 +44,7 @@ class _Collector(Collector):
         yield from self._gauges()
         yield from self._totals()
         yield self._preemptions()
+        yield self._rejections()
         yield from self._policies()
         yield self._finished()
         metrics = self._generator.metrics
@@ -82,6 +85,7 @@ class _Collector(Collector):
 
     def _totals(self) -> Iterator[Metric]:
         counters, metrics = self._generator.engine.counters, self._generator.metrics
+        policies = self._generator.policies
         totals = {
             "prompt_tokens": ("Prompt tokens of accepted requests.", metrics.prompt_tokens),
             "generation_tokens": ("Tokens generated.", metrics.generation_tokens),
@@ -101,7 +105,7 @@ class _Collector(Collector):
             ),
             "policy_faults": (
                 "Decisions that a policy failed to take: the default took them.",
-                counters.policy_faults,
+                counters.policy_faults + sum(count.faults for count in policies.faults),
             ),
             "timeline_records_dropped": (
                 "Records of decisions cut from the timelines of known generations.",
@@ -122,9 +126,22 @@ class _Collector(Collector):
         family.add_metric([*self._label, "recompute"], counters.preemptions - counters.swaps)
         return family
 
+    def _rejections(self) -> Metric:
+        """vLLM's reason for a full queue, `shed` for who made room for another, or the gate."""
+        name, text = _PREFIX + "admission_rejections", "Calls refused, by what refused them."
+        family = CounterMetricFamily(name, text, labels=["model_name", "reason"])
+        gates = dict.fromkeys(self._generator.policies.profile.gates, 0)
+        for reason, count in (gates | self._generator.metrics.refused).items():
+            family.add_metric([*self._label, reason], count)
+        return family
+
     def _policies(self) -> Iterator[Metric]:
-        """What `policy_faults` counts, by whose it was; policies that never failed do not show."""
-        counts = self._generator.engine.policy_faults
+        """What `policy_faults` counts, by whose it was; policies that never failed do not show.
+
+        Each process has instances of its own; a policy shows as quarantined if it is in either.
+        """
+        counts: list[PolicyFaults | FaultCount] = [*self._generator.engine.policy_faults]
+        counts += self._generator.policies.faults
         labels = ["model_name", "policy", "hook"]
         text = "Decisions that a policy failed to take, by policy and hook."
         faults = CounterMetricFamily(_PREFIX + "policy_faults_by_hook", text, labels=labels)
@@ -133,8 +150,9 @@ class _Collector(Collector):
         yield faults
         text = "1 while a policy that failed too often is not asked."
         quarantined = GaugeMetricFamily(_PREFIX + "policy_quarantined", text, labels=labels[:2])
-        for policy, is_out in {count.policy: count.quarantined for count in counts}.items():
-            quarantined.add_metric([*self._label, policy], is_out)
+        out = {count.policy for count in counts if count.quarantined}
+        for policy in dict.fromkeys(count.policy for count in counts):
+            quarantined.add_metric([*self._label, policy], policy in out)
         yield quarantined
 
     def _finished(self) -> Metric:

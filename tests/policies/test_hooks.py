@@ -5,10 +5,21 @@ import inspect
 import numpy as np
 import pytest
 
-from cadenza.policies import PreemptionCosts, RequestColumns, StepView, hookimpl, hookspecs
+from cadenza.policies import (
+    ArrivalColumns,
+    PreemptionCosts,
+    Refusal,
+    RequestColumns,
+    ServiceView,
+    StepView,
+    hookimpl,
+    hookspecs,
+)
 from cadenza.policies.builtin import BUILTIN, DEFAULTS
 from cadenza.policies.profile import HOOKS, OBSERVER, OBSERVERS, Profile
+from cadenza.service.errors import Overloaded, QuotaExceeded
 from cadenza.testing import Driver, oracle
+from tests.service.entering import Door
 
 SPECS = {
     name: function
@@ -372,6 +383,42 @@ def test_hook_guard_starvation():
     driver.run()
 
     assert driver.admitted == [4, 0, 1, 2, 3]
+
+
+def test_hook_gate_arrivals():
+    class NoLongPrompts:
+        @hookimpl
+        def gate_arrivals(
+            self, arrivals: ArrivalColumns, service: ServiceView
+        ) -> list[Refusal | None]:
+            return [
+                Refusal(reason="Too long for you.", limit="tenant") if length > 5 else None
+                for length in arrivals.prompt_tokens.tolist()
+            ]
+
+    door = Door(policies={"mine": NoLongPrompts}, gate_arrivals="mine")
+    door.enter([1] * 5)
+
+    with pytest.raises(QuotaExceeded, match="Too long for you"):
+        door.enter([1] * 5, [1] * 6)
+    assert door.queue.num_taken == 1
+
+
+def test_hook_shed_load():
+    class LongestPrompt:
+        @hookimpl
+        def shed_load(self, waiting: ArrivalColumns, service: ServiceView) -> np.ndarray:
+            return waiting.prompt_tokens.astype(float)
+
+    door = Door(2, policies={"mine": LongestPrompt}, shed_load="mine")
+    longer, shorter = door.enter([1] * 9), door.enter([1] * 4)
+
+    door.enter([1] * 6)
+    with pytest.raises(Overloaded):
+        door.enter([1] * 7)
+
+    assert isinstance(longer.refusal, Overloaded)
+    assert shorter.refusal is None
 
 
 def test_hooks_are_asked_in_the_order_of_the_phases():

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cadenza.policies import RequestColumns, StepView, hookimpl, hookspecs
+from cadenza.policies import RequestColumns, ServiceView, StepView, hookimpl, hookspecs
+from cadenza.policies.arrivals import Arrival
 from cadenza.policies.choices import SHORT
 from cadenza.policies.contract import ARGUMENTS, is_meant_as_policy
 from cadenza.testing import Driver, PolicyConformance, profile_of
@@ -91,6 +92,16 @@ def test_every_column_and_field_is_described():
     table = section("What a policy sees").split("`StepView`")[1]
     described = re.findall(r"`(\w+)`", "".join(re.findall(r"^\|(.*?)\|", table, re.MULTILINE)))
     assert sorted(described) == sorted(each.name for each in fields(StepView))
+
+
+def test_every_column_and_field_of_the_front_is_described():
+    arrivals, service = section("What the front process shows").split("`ServiceView`")
+    for table, names in (
+        (arrivals, Arrival._fields),
+        (service, [each.name for each in fields(ServiceView)]),
+    ):
+        described = re.findall(r"`(\w+)`", "".join(re.findall(r"^\|(.*?)\|", table, re.MULTILINE)))
+        assert sorted(described) == sorted(names)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda each: f"{each.mark}-{each.name}")

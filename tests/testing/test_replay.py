@@ -10,7 +10,7 @@ import pytest
 
 from cadenza.policies import RequestColumns, hookimpl
 from cadenza.policies.builtin import BUILTIN, Fcfs, Newest, ShortestPrefill
-from cadenza.policies.contract import ARGUMENTS, hooks_of
+from cadenza.policies.contract import ENGINE_HOOKS, hooks_of
 from cadenza.policies.profile import Profile
 from cadenza.testing import (
     Driver,
@@ -44,7 +44,7 @@ def recorded(chosen: dict[str, str] | None = None, num: int = 12) -> RecordingDe
 def test_every_hook_is_recorded_with_what_was_decided():
     asked = recorded().asked
 
-    assert {each.hook for each in asked} == {*ARGUMENTS}
+    assert {each.hook for each in asked} == {*ENGINE_HOOKS}
     orders = [each for each in asked if each.hook == "order_admissions"]
     assert {each.policy for each in orders} == {"priority"}
     assert all(len(each.answer) == len(each.arguments["waiting"]) for each in orders)

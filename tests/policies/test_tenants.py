@@ -1,6 +1,6 @@
 """Tenants' numbers: small, kept while they matter, and bounded."""
 
-from cadenza.scheduler.tenants import MAX_IDLE, NO_TENANT, Tenants
+from cadenza.policies.tenants import MAX_IDLE, NO_TENANT, Tenants
 
 
 def test_nobody_in_particular_is_number_zero():
