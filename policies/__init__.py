@@ -7,7 +7,7 @@
 
 from cadenza.policies.arrivals import ArrivalColumns, Refusal, ServiceView
 from cadenza.policies.markers import HOOKSPEC_VERSION, PROJECT, hookimpl, hookspec
-from cadenza.policies.views import PreemptionCosts, RequestColumns, StepView
+from cadenza.policies.views import PreemptionCosts, RequestColumns, StepBudget, StepView
 
 __all__ = [
     "HOOKSPEC_VERSION",
@@ -17,6 +17,7 @@ __all__ = [
     "Refusal",
     "RequestColumns",
     "ServiceView",
+    "StepBudget",
     "StepView",
     "hookimpl",
     "hookspec",

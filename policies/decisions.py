@@ -3,14 +3,14 @@
 Every answer is checked before the core sees it. A policy that fails costs itself the decision, not
 the service: the default decides (`policies.runner`). Should the default fail too, zeros do, which
 no hook's reader can be hurt by: all are equal, nothing is kept free, nobody is displaced, none is
-swapped.
+swapped. For a step's tokens it is what is configured.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,21 +24,22 @@ from cadenza.policies.views import (
     IntArray,
     PreemptionCosts,
     RequestColumns,
+    StepBudget,
     StepView,
 )
 
-_Check = Callable[[int, Any], npt.NDArray[Any] | None]
+T = TypeVar("T")
 
 
 class AnswerError(Exception):
     """A hook answered with something that cannot be used; the message says what is wrong."""
 
 
-class _Kind(NamedTuple):
-    """What is wanted: the check of an answer against its length, and the type of its elements."""
+class Kind(NamedTuple, Generic[T]):
+    """What is wanted, of a size: its length, or for a budget what is configured."""
 
-    check: _Check
-    dtype: type[np.generic]
+    check: Callable[[int, Any], T]  # raises, or returns the answer as it is used
+    nothing: Callable[[int], T]  # what does if even the default has no answer
 
 
 class Decisions:
@@ -70,6 +71,18 @@ class Decisions:
         """Failures of policies so far, the defaults' included."""
         return self._runner.faults
 
+    @property
+    def plans_budget(self) -> bool:
+        """False where the default decides: then `plan_budget` need not be asked."""
+        return self._chose_another("plan_budget")
+
+    def plan_budget(
+        self, running: RequestColumns, waiting: RequestColumns, step: StepView
+    ) -> StepBudget:
+        """The tokens of this step, at most as many as `step` has, and of one prompt in it."""
+        arguments = {"running": running, "waiting": waiting, "step": step}
+        return self._ask("plan_budget", _BUDGET, step.token_budget, arguments)
+
     def order_admissions(self, waiting: RequestColumns, step: StepView) -> FloatArray:
         """float64 [waiting], lowest first; +inf stays out of this step."""
         return self._ask(
@@ -97,8 +110,7 @@ class Decisions:
     @property
     def may_displace(self) -> bool:
         """False where the default, nobody, decides: then `allow_displacement` need not be asked."""
-        hook = "allow_displacement"
-        return self._profile.names[hook] != DEFAULTS[hook]
+        return self._chose_another("allow_displacement")
 
     def allow_displacement(
         self, candidate: RequestColumns, running: RequestColumns, step: StepView
@@ -172,16 +184,18 @@ class Decisions:
         for policy in self._profile.observers(hook):
             self._runner.ask(policy, hook, _ignore, arguments)
 
-    def _ask(
-        self, hook: str, kind: _Kind, length: int, arguments: dict[str, Any]
-    ) -> npt.NDArray[Any]:
-        """What the chosen policy answers, or else the default, or else zeros."""
-        check = partial(kind.check, length)
+    def _chose_another(self, hook: str) -> bool:
+        """Whether somebody else than the default decides."""
+        return self._profile.names[hook] != DEFAULTS[hook]
+
+    def _ask(self, hook: str, kind: Kind[T], size: int, arguments: dict[str, Any]) -> T:
+        """What the chosen policy answers, or else the default, or else what does for nothing."""
+        check = partial(kind.check, size)
         for policy in self._asked[hook]:
             answer = self._runner.ask(policy, hook, check, arguments)
             if answer is not None:
                 return answer
-        return np.zeros(length, kind.dtype)
+        return kind.nothing(size)
 
 
 def _array(answer: Any, length: int, kinds: str, what: str) -> npt.NDArray[Any]:
@@ -229,11 +243,30 @@ def _check_alone(length: int, answers: Any) -> BoolArray | None:
     return _check_mask(length, answer)
 
 
+def _check_budget(most: int, answer: Any) -> StepBudget:
+    if type(answer) is not StepBudget:
+        raise AnswerError(f"expected a StepBudget, got {type(answer).__name__}")
+    tokens, chunk = _check_count("tokens", answer.tokens), answer.prefill_chunk
+    if chunk is not None:
+        chunk = min(_check_count("prefill_chunk", chunk), most)
+    return StepBudget(min(tokens, most), chunk)
+
+
+def _check_count(name: str, count: Any) -> int:
+    # No subclass: what one does when it is compared is up to its author
+    if type(count) is not int and not isinstance(count, np.integer):
+        raise AnswerError(f"{name} must be a whole number, and is {type(count).__name__}")
+    if count < 1:
+        raise AnswerError(f"{name} must be at least 1, and is {count}")
+    return int(count)
+
+
 def _ignore(answer: Any) -> None:
     """What an observer returns means nothing."""
 
 
-_SCORES = _Kind(check_scores, np.float64)
-_MARGINS = _Kind(_check_margins, np.float64)
-_COUNTS = _Kind(_check_counts, np.int64)
-_MASK = _Kind(_check_mask, np.bool_)
+_SCORES: Kind[FloatArray] = Kind(check_scores, lambda size: np.zeros(size, np.float64))
+_MARGINS: Kind[FloatArray] = Kind(_check_margins, lambda size: np.zeros(size, np.float64))
+_COUNTS: Kind[IntArray] = Kind(_check_counts, lambda size: np.zeros(size, np.int64))
+_MASK: Kind[BoolArray] = Kind(_check_mask, lambda size: np.zeros(size, np.bool_))
+_BUDGET = Kind(_check_budget, StepBudget)

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from cadenza.policies.views import StepBudget
+
 Array = npt.NDArray[Any]
 
 
@@ -48,6 +50,11 @@ def of_masks(live: Array, shadow: Array) -> Difference:
     """Figure: the share of requests that are marked otherwise."""
     differing = int(np.count_nonzero(live != shadow))
     return Difference(bool(differing), False, differing / max(len(live), 1))
+
+
+def of_budgets(live: StepBudget, shadow: StepBudget) -> Difference:
+    """Figure: by how many tokens the shadow's budget is larger; below 0: smaller."""
+    return Difference(live != shadow, False, float(shadow.tokens - live.tokens))
 
 
 def of_counts(live: Array, shadow: Array) -> Difference:

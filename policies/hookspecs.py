@@ -29,8 +29,27 @@ from cadenza.policies.views import (
     IntArray,
     PreemptionCosts,
     RequestColumns,
+    StepBudget,
     StepView,
 )
+
+
+@hookspec(firstresult=True)
+def plan_budget(
+    running: RequestColumns, waiting: RequestColumns, step: StepView
+) -> StepBudget | None:
+    """Say how many tokens this step may compute, and how many of one prompt.
+
+    Called first in a step in which anybody is here, once what the last one computed is known, and
+    only under a profile that chose a policy other than the default. `running` are all requests with
+    a seat, the parked ones among them; `waiting` are all others. `tokens` is a whole number of at
+    least 1; more than is configured, which is `step.token_budget`, counts as that. Every running
+    request that decodes gets its token even if there are more of them than `tokens`; what they
+    leave is shared by prompts, each with `prefill_chunk` at most. A prompt that gets nothing waits
+    for a later step, with all it holds; while nobody decodes one always moves on. For the rest of
+    the step `step.token_budget` is what was answered. Default: what is configured, in every step,
+    and no limit for a prompt. Stops at the first answer.
+    """
 
 
 @hookspec(firstresult=True)

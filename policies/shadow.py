@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy.typing as npt
 
-from cadenza.policies.decisions import Decisions
+from cadenza.policies.decisions import Decisions, Kind
 from cadenza.policies.differences import (
     Difference,
+    of_budgets,
     of_counts,
     of_margins,
     of_masks,
@@ -27,8 +28,9 @@ from cadenza.policies.views import BoolArray, RequestColumns, StepView
 
 SHADOW_BUDGET_S = 0.005  # of all policies of the shadow together, in a step
 
+T = TypeVar("T")
 Array = npt.NDArray[Any]
-_Compare = Callable[[Array, Array, dict[str, Any]], Difference]
+_Compare = Callable[[Any, Any, dict[str, Any]], Difference]
 
 
 def _order(live: Array, shadow: Array, arguments: dict[str, Any]) -> Difference:
@@ -40,6 +42,7 @@ def _victims(live: Array, shadow: Array, arguments: dict[str, Any]) -> Differenc
 
 
 _COMPARE: dict[str, tuple[str, _Compare]] = {
+    "plan_budget": ("mean difference in tokens", lambda *pair: of_budgets(*pair[:2])),
     "order_admissions": ("mean change of place, 1 is reversed", _order),
     "reserve_blocks": ("mean difference in blocks", lambda *pair: of_counts(*pair[:2])),
     "select_victims": ("mean change of place, 1 is reversed", _victims),
@@ -80,7 +83,7 @@ class ShadowedDecisions(Decisions):
     """Decides as `Decisions` does, and asks and tells a shadow everything as well.
 
     Displacement is asked of the shadow only where the live profile may displace: otherwise the
-    scheduler has no such question.
+    scheduler has no such question. A budget is asked for if either of them plans any.
     """
 
     def __init__(
@@ -110,6 +113,10 @@ class ShadowedDecisions(Decisions):
         )
         return starving
 
+    @property
+    def plans_budget(self) -> bool:
+        return super().plans_budget or self._other.plans_budget
+
     def observes(self, hook: str) -> bool:
         return super().observes(hook) or self._other.observes(hook)
 
@@ -121,15 +128,15 @@ class ShadowedDecisions(Decisions):
         super()._tell(hook, arguments)
         self._other._tell(hook, arguments)
 
-    def _ask(self, hook: str, kind: Any, length: int, arguments: dict[str, Any]) -> Array:
-        answer = super()._ask(hook, kind, length, arguments)
+    def _ask(self, hook: str, kind: Kind[T], size: int, arguments: dict[str, Any]) -> T:
+        answer = super()._ask(hook, kind, size, arguments)
         self._compare(
-            hook, answer, lambda: self._other._ask(hook, kind, length, arguments), arguments
+            hook, answer, lambda: self._other._ask(hook, kind, size, arguments), arguments
         )
         return answer
 
     def _compare(
-        self, hook: str, answer: Array, ask: Callable[[], Array], arguments: dict[str, Any]
+        self, hook: str, answer: T, ask: Callable[[], T], arguments: dict[str, Any]
     ) -> None:
         compared = self._compared[hook]
         compared.asked += 1

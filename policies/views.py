@@ -243,11 +243,21 @@ class StepView:
     total_blocks: int
     block_size: int  # tokens
     free_seats: int
-    token_budget: int  # tokens that may be computed in this step
+    token_budget: int  # tokens that may be computed in this step; during a reap, in the last one
     free_host_blocks: int  # room for swapped requests
     preemptions: int  # since the engine started
     token_s: float = 0.0  # seconds that a prefilled token adds to a step, as measured; 0: unknown
+    context_s: float = 0.0  # seconds for each token that decodes read again, as measured; or 0
+    fixed_s: float = 0.0  # seconds that a step takes whatever it computes, as measured; 0: unknown
     step_s: float = 0.0  # mean seconds of the forward passes of late; 0: unknown
+
+
+@dataclass(frozen=True, slots=True)
+class StepBudget:
+    """What may be computed in one step."""
+
+    tokens: int  # of all requests together, at least 1
+    prefill_chunk: int | None = None  # of one request's prompt, at least 1; None: all that is left
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

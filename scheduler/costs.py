@@ -73,6 +73,7 @@ class CostModel:
         self._out_s = self._in_s = copy_block_s  # a block
         self._num_steps, self._next_fit = 0, 1
         self.token_s = token_s  # seconds a prefilled token adds to a step; 0: unknown
+        self.context_s = self.fixed_s = 0.0  # seconds a token read by a decode, and a step; or 0
         self.step_s = 0.0  # mean forward time of recent steps, in seconds; 0: unknown
 
     def observe(self, plan: StepPlan, times: StepTimes) -> None:
@@ -114,7 +115,8 @@ class CostModel:
         if self._coefficients is None:
             sums = self._decodes.up_to_now() + self._prefills.up_to_now()
             self._coefficients = _fit(sums, self._guess)
-            self.token_s = float(self._coefficients[_TOKENS])
+            fixed_s, token_s, context_s, _ = self._coefficients.tolist()
+            self.fixed_s, self.token_s, self.context_s = fixed_s, token_s, context_s
         return self._coefficients
 
 

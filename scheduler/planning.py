@@ -60,9 +60,18 @@ class PlanBuilder:
     assembled, so that rows admitted late in the step share on equal terms. Each is promised a
     block's worth of tokens, or all it wants if that is less; those that want more may take half of
     what is left by such promises, so that short prompts find room beside any number of long ones.
+    A row never wants more than `prefill_chunk` tokens of the step.
     """
 
-    def __init__(self, *, step_id: int, now_s: float, token_budget: int, block_size: int) -> None:
+    def __init__(
+        self,
+        *,
+        step_id: int,
+        now_s: float,
+        token_budget: int,
+        block_size: int,
+        prefill_chunk: int | None = None,
+    ) -> None:
         self.step_id = step_id
         self.now_s = now_s
         self.token_budget = token_budget
@@ -74,7 +83,8 @@ class PlanBuilder:
         self.preempted: list[int] = []  # requests
         self.decodes: Rows = np.empty(0, dtype=np.intp)
         self._block_size = block_size
-        self._wanted: dict[int, int] = {}  # prefilling row -> tokens it has to compute
+        self._chunk = prefill_chunk or token_budget
+        self._wanted: dict[int, int] = {}  # prefilling row -> tokens it has to compute, of a chunk
         self._promised = self._promised_to_long = 0
 
     @property
@@ -93,8 +103,9 @@ class PlanBuilder:
 
     def has_room_for(self, remaining: int) -> bool:
         """Whether one more row with `remaining` tokens to compute may prefill."""
+        remaining = min(remaining, self._chunk)
         if self._promised + min(remaining, self._block_size) > self.tokens_left:
-            return False
+            return self.is_empty  # of so small a budget it has all
         if remaining <= self._block_size or not self._promised_to_long:
             return True
         return self._promised_to_long + self._block_size <= self.tokens_left // 2
@@ -120,7 +131,7 @@ class PlanBuilder:
             self.decodes = self.decodes[self.decodes != row]
 
     def _place(self, row: int, remaining: int) -> None:
-        self._wanted[row] = remaining
+        self._wanted[row] = remaining = min(remaining, self._chunk)
         self._promise(remaining, 1)
 
     def _promise(self, remaining: int, sign: int) -> None:
@@ -128,9 +139,14 @@ class PlanBuilder:
         self._promised_to_long += sign * (self._block_size if remaining > self._block_size else 0)
 
     def rows_and_counts(self) -> tuple[Rows, Counts]:
-        """All placed rows, decodes first, and the tokens each computes; at least one each."""
+        """Placed rows, decodes first, and the tokens each computes; at least one each.
+
+        Prefills that get none, as a policy may have left them too few, are not in the step.
+        """
         prefills = np.fromiter(self._wanted, dtype=np.intp, count=len(self._wanted))
         wanted = np.fromiter(self._wanted.values(), dtype=np.int64, count=len(self._wanted))
-        shares = fair_shares(wanted, self.tokens_left)
+        shares = fair_shares(wanted, max(0, self.tokens_left))
+        if self.tokens_left < len(prefills):
+            prefills, shares = prefills[shares > 0], shares[shares > 0]
         ones = np.ones(len(self.decodes), dtype=np.int64)
         return np.concatenate((self.decodes, prefills)), np.concatenate((ones, shares))

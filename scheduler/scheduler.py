@@ -247,11 +247,20 @@ class Scheduler:
 
     def _new_plan(self, now_s: float) -> PlanBuilder:
         self._preemption.begin()
+        stores, chunk = self._stores, None
+        stores.token_budget = self.config.max_num_batched_tokens
+        if stores.decisions.plans_budget and len(stores.table):
+            seated, waiting = stores.table.seated(), stores.table.waiting()
+            budget = stores.decisions.plan_budget(
+                stores.table.view(seated), stores.table.view(waiting), stores.view(now_s)
+            )
+            stores.token_budget, chunk = budget.tokens, budget.prefill_chunk
         return PlanBuilder(
-            step_id=self._stores.totals.steps,
+            step_id=stores.totals.steps,
             now_s=now_s,
-            token_budget=self.config.max_num_batched_tokens,
+            token_budget=stores.token_budget,
             block_size=self.config.block_size,
+            prefill_chunk=chunk,
         )
 
     def _tell_seats(self, plan: PlanBuilder) -> None:

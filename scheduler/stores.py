@@ -46,6 +46,7 @@ class Stores:
     host: HostPool = field(init=False)
     prefixes: WaitingPrefixes = field(init=False)
     watermark: int = field(init=False)  # blocks that admissions leave free
+    token_budget: int = field(init=False)  # of this step
     credits: Credits = field(default_factory=Credits)
     log: DecisionLog = field(default_factory=DecisionLog)
     totals: Totals = field(default_factory=Totals)
@@ -60,6 +61,7 @@ class Stores:
         self.pool = BlockPool(config.num_blocks, config.block_size)
         self.host = HostPool(config.num_host_blocks)
         self.prefixes = WaitingPrefixes(self.table, self.pool.index)
+        self.token_budget = config.max_num_batched_tokens
         self.watermark = math.ceil(config.watermark * config.num_blocks)
 
     def view(self, now_s: float) -> StepView:
@@ -72,10 +74,12 @@ class Stores:
             total_blocks=self.config.num_blocks,
             block_size=self.config.block_size,
             free_seats=self.table.free_seats,
-            token_budget=self.config.max_num_batched_tokens,
+            token_budget=self.token_budget,
             free_host_blocks=self.host.num_free,
             preemptions=self.totals.preemptions,
             token_s=self.costs.token_s,
+            context_s=self.costs.context_s,
+            fixed_s=self.costs.fixed_s,
             step_s=self.costs.step_s,
         )
 

@@ -12,15 +12,21 @@ import numpy.typing as npt
 from cadenza.policies.contract import OBSERVERS
 from cadenza.policies.differences import (
     Difference,
+    of_budgets,
     of_counts,
     of_margins,
     of_masks,
     of_scores,
 )
-from cadenza.testing.recording import Asked
+from cadenza.policies.views import StepBudget
+from cadenza.testing.recording import Answer, Asked
 from cadenza.testing.trial import Subject, Trial, hook_guard
 
 _Array = npt.NDArray[Any]
+
+
+def _masks(was: _Array, would_be: _Array, asked: Asked) -> Difference:
+    return of_masks(was, would_be)
 
 
 def _order(was: _Array, would_be: _Array, asked: Asked) -> Difference:
@@ -31,12 +37,15 @@ def _victims(was: _Array, would_be: _Array, asked: Asked) -> Difference:
     return of_scores(was, would_be, -asked.arguments["running"].admission)
 
 
-_COMPARE: dict[str, Callable[[_Array, _Array, Asked], Difference]] = {
+_COMPARE: dict[str, Callable[[Any, Any, Asked], Difference]] = {
+    "plan_budget": lambda was, would_be, _: of_budgets(was, would_be),
     "order_admissions": _order,
     "select_victims": _victims,
     "reserve_blocks": lambda was, would_be, _: of_counts(was, would_be),
     "allow_displacement": lambda was, would_be, _: of_margins(was, would_be),
-}  # others are masks
+    "choose_preemption": _masks,
+    "guard_starvation": _masks,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +53,7 @@ class Answered:
     """A recorded question, and what the policy says to it."""
 
     asked: Asked
-    answer: _Array
+    answer: Answer
     difference: Difference
 
 
@@ -98,13 +107,12 @@ def replay(
     return replayed
 
 
-def compare(asked: Asked, answer: _Array) -> Difference:
+def compare(asked: Asked, answer: Answer) -> Difference:
     """What would have been done otherwise had this been the answer."""
-    was = np.asarray(asked.answer)
-    if asked.hook in _COMPARE:
-        return _COMPARE[asked.hook](was, answer, asked)
-    return of_masks(was, answer)
+    return _COMPARE[asked.hook](asked.answer, answer, asked)
 
 
-def _shown(answer: _Array | None) -> str:
+def _shown(answer: Answer | None) -> str:
+    if isinstance(answer, StepBudget):
+        return str(answer)
     return np.array2string(np.asarray(answer), threshold=8, precision=4, separator=", ")

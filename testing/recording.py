@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +16,10 @@ from cadenza.policies.contract import ARGUMENTS, ENGINE_HOOKS
 from cadenza.policies.decisions import Decisions
 from cadenza.policies.markers import HOOKSPEC_VERSION
 from cadenza.policies.profile import Profile
-from cadenza.policies.views import PreemptionCosts, RequestColumns, StepView
+from cadenza.policies.views import PreemptionCosts, RequestColumns, StepBudget, StepView
 from cadenza.testing.tables import COLUMNS, request_columns
+
+Answer: TypeAlias = npt.NDArray[Any] | StepBudget
 
 _FORMAT = "cadenza-decisions"
 _VERSION = 1
@@ -31,7 +33,7 @@ class Asked:
     hook: str
     policy: str  # that the profile chose; empty for events, of which nobody decides
     arguments: dict[str, Any]  # the hook's, by name
-    answer: npt.NDArray[Any] | None  # None for events
+    answer: Answer | None  # None for events
 
     @property
     def step_id(self) -> int:
@@ -58,7 +60,7 @@ class RecordingDecisions(Decisions):
     def observes(self, hook: str) -> bool:
         return True
 
-    def keep(self, hook: str, arguments: dict[str, Any], answer: npt.NDArray[Any] | None) -> None:
+    def keep(self, hook: str, arguments: dict[str, Any], answer: Answer | None) -> None:
         """Views are copied: what they show may change with the next step."""
         copies = {name: _decoded(name, _encoded(each)) for name, each in arguments.items()}
         policy = self._names.get(hook, "")
@@ -123,12 +125,11 @@ def _line(asked: Asked) -> dict[str, Any]:
 
 
 def _asked(line: dict[str, Any]) -> Asked:
-    answer = line["answer"]
     return Asked(
         hook=line["hook"],
         policy=line["policy"],
         arguments={name: _decoded(name, each) for name, each in line["arguments"].items()},
-        answer=None if answer is None else _array(answer),
+        answer=_decoded_answer(line["answer"]),
     )
 
 
@@ -153,6 +154,12 @@ def _decoded(name: str, value: dict[str, Any]) -> Any:
         return _DATACLASSES[name](**values)
     columns = {key: each.astype(COLUMNS[key]) for key, each in values.items()}
     return request_columns(len(columns["request"]), **columns)
+
+
+def _decoded_answer(answer: Any) -> Answer | None:
+    if isinstance(answer, dict):
+        return StepBudget(**answer)
+    return None if answer is None else _array(answer)
 
 
 def _array(values: list[Any]) -> npt.NDArray[Any]:

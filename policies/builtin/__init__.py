@@ -1,6 +1,7 @@
 """The policies that come with Cadenza, one a file, by the name a profile gives."""
 
 from cadenza.policies.builtin.bounded_overtake import BoundedOvertake
+from cadenza.policies.builtin.calibrated import Calibrated
 from cadenza.policies.builtin.cheapest import Cheapest
 from cadenza.policies.builtin.cost_model import CheapestWayBack
 from cadenza.policies.builtin.edf import Edf
@@ -29,11 +30,13 @@ from cadenza.policies.builtin.srpt_limited import SrptLimited
 from cadenza.policies.builtin.strict_priority import StrictPriority
 from cadenza.policies.builtin.swap import Swap
 from cadenza.policies.builtin.tenant_quota import TenantQuota
+from cadenza.policies.builtin.tpot_target import TpotTarget
 
 BUILTIN: dict[str, type] = {
     policy.name: policy
     for policy in (
         BoundedOvertake,
+        Calibrated,
         Cheapest,
         CheapestWayBack,
         Edf,
@@ -62,10 +65,12 @@ BUILTIN: dict[str, type] = {
         StrictPriority,
         Swap,
         TenantQuota,
+        TpotTarget,
     )
 }
 
 DEFAULTS: dict[str, str] = {
+    "plan_budget": Calibrated.name,
     "order_admissions": Fcfs.name,
     "reserve_blocks": NewTokenRatio.name,
     "select_victims": Newest.name,
@@ -80,6 +85,7 @@ __all__ = [
     "BUILTIN",
     "DEFAULTS",
     "BoundedOvertake",
+    "Calibrated",
     "Cheapest",
     "CheapestWayBack",
     "Edf",
@@ -108,4 +114,5 @@ __all__ = [
     "StrictPriority",
     "Swap",
     "TenantQuota",
+    "TpotTarget",
 ]

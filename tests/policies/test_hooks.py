@@ -11,6 +11,7 @@ from cadenza.policies import (
     Refusal,
     RequestColumns,
     ServiceView,
+    StepBudget,
     StepView,
     hookimpl,
     hookspecs,
@@ -44,6 +45,35 @@ def test_every_hook_has_a_test_a_default_and_a_docstring():
     for name, spec in SPECS.items():
         assert f"test_hook_{name}" in globals(), f"no test for {name}"
         assert "Default:" in (spec.__doc__ or ""), f"{name} does not name its default"
+
+
+def test_hook_plan_budget():
+    told: list[tuple[list[int], list[int], int]] = []
+    budgets: list[int] = []
+
+    class Narrow:
+        @hookimpl
+        def plan_budget(
+            self, running: RequestColumns, waiting: RequestColumns, step: StepView
+        ) -> StepBudget:
+            told.append((running.request.tolist(), waiting.request.tolist(), step.token_budget))
+            return StepBudget(16, prefill_chunk=7)
+
+        @hookimpl
+        def on_admitted(self, admitted: RequestColumns, step: StepView) -> None:
+            budgets.append(step.token_budget)
+
+    driver = driver_with(Narrow, "plan_budget", max_num_batched_tokens=32)
+    driver.add(0, [1] * 20, max_tokens=4)
+    driver.add(1, [2] * 20, max_tokens=4)
+    computed = []
+    for _ in range(3):
+        driver.step()
+        computed.append(driver.plan.num_new.tolist())
+
+    assert told[:2] == [([], [0, 1], 32), ([0, 1], [], 32)]
+    assert computed == [[7, 7], [7, 7], [6, 6]]
+    assert budgets == [16]
 
 
 def test_hook_order_admissions():
@@ -448,12 +478,12 @@ def test_hooks_are_asked_in_the_order_of_the_phases():
     for request in range(3):
         driver.add(request, [request + 1] * 7, max_tokens=12)
     driver.step()
-    assert calls == ["guard_starvation", "order_admissions", "reserve_blocks"]
+    assert calls == ["plan_budget", "guard_starvation", "order_admissions", "reserve_blocks"]
 
     while driver.scheduler.has_unfinished and not driver.preempted:
         calls.clear()
         driver.step()
-    assert calls == ["select_victims", "choose_preemption"]
+    assert calls == ["plan_budget", "select_victims", "choose_preemption"]
 
 
 def test_a_column_is_what_the_table_holds():

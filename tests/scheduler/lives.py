@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from cadenza.policies import RequestColumns, StepView, hookimpl
+from cadenza.policies import RequestColumns, StepBudget, StepView, hookimpl
 from cadenza.policies.builtin import BUILTIN
 from cadenza.policies.decisions import Decisions
 from cadenza.policies.profile import OBSERVER, Profile
@@ -38,6 +38,18 @@ class Impatient:
         return waiting.overtakes >= 2
 
 
+class Narrow:
+    """A budget that is now and then too small for those who run, and chunks smaller than blocks."""
+
+    name = "narrow"
+
+    @hookimpl
+    def plan_budget(
+        self, running: RequestColumns, waiting: RequestColumns, step: StepView
+    ) -> StepBudget:
+        return StepBudget(1 + step.step_id % 11, 1 + step.step_id % 5)
+
+
 CHOICES: dict[str, list[str]] = {
     "order_admissions": ["fcfs", "priority"],
     "reserve_blocks": ["none", "none", "no-evict", "new-token-ratio", "past-future"],
@@ -45,13 +57,14 @@ CHOICES: dict[str, list[str]] = {
     "choose_preemption": ["recompute", "swap", "cost-model"],
     "allow_displacement": ["nobody", "strict-priority"],
     "guard_starvation": ["bounded-overtake", Impatient.name],
+    "plan_budget": ["calibrated", "calibrated", "tpot-target", Narrow.name],
 }
 
 
 def profile_of(names: dict[str, str]) -> Profile:
     """These policies, and a witness."""
-    policies = {**BUILTIN, Impatient.name: Impatient, Witness.name: Witness}
-    return Profile({**names, OBSERVER: Witness.name}, policies)
+    own = {policy.name: policy for policy in (Impatient, Narrow, Witness)}
+    return Profile({**names, OBSERVER: Witness.name}, {**BUILTIN, **own})
 
 
 @dataclass

@@ -121,6 +121,7 @@ class RandomLife(Life):
             "may_swap": chance.random() < 0.9,
             "may_recompute": chance.random() < 0.9,
             "ignore_eos": chance.random() < 0.3,
+            "tpot_target_s": chance.choice([NEVER, 0.01]),
         }
         if chance.random() < 0.04:
             fields["deadline_s"] = self._soon()

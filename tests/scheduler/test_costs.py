@@ -281,13 +281,15 @@ def test_to_observe_a_step_takes_microseconds(new: list[int]):
 
 def test_the_cost_of_a_token_and_the_mean_step_are_known_without_being_asked_for():
     costs, rng = CostModel(), np.random.default_rng(1)
-    assert (costs.token_s, costs.step_s) == (0.0, 0.0)
+    assert (costs.token_s, costs.context_s, costs.fixed_s, costs.step_s) == (0.0, 0.0, 0.0, 0.0)
 
     steps = [decoding(rng) if i % 2 else mixed(rng) for i in range(600)]
     for step in steps:
         costs.observe(step, StepTimes(forward_s=forward_s(step)))
 
     assert costs.token_s == pytest.approx(TOKEN_S, rel=0.05)
+    assert costs.context_s == pytest.approx(CONTEXT_S, rel=0.05)
+    assert costs.fixed_s == pytest.approx(FIXED_S, rel=0.05)
     assert costs.step_s == pytest.approx(np.mean([forward_s(s) for s in steps[-20:]]), rel=0.5)
 
 

@@ -40,8 +40,14 @@ def test_shares_never_exceed_the_budget_and_never_waste_it():
             assert shares.max() <= shares[unserved].min() + 1
 
 
-def builder(token_budget: int, block_size: int) -> PlanBuilder:
-    return PlanBuilder(step_id=1, now_s=0.0, token_budget=token_budget, block_size=block_size)
+def builder(token_budget: int, block_size: int, chunk: int | None = None) -> PlanBuilder:
+    return PlanBuilder(
+        step_id=1,
+        now_s=0.0,
+        token_budget=token_budget,
+        block_size=block_size,
+        prefill_chunk=chunk,
+    )
 
 
 def rows_of(*rows: int) -> np.ndarray:
@@ -125,3 +131,52 @@ def test_copies_are_frozen_in_pairs_and_without_any_too():
     assert copies.swap_out.tolist() == [[3, 0]]
     assert copies.on_write.tolist() == [[1, 2], [1, 4]]
     assert copies.swap_in.shape == (0, 2)
+
+
+def test_a_prompt_wants_no_more_than_a_chunk():
+    plan = builder(40, 4, chunk=6)
+    plan.place_running(rows_of(0), rows_of(1, 2), np.array([100, 3]))
+    assert plan.has_room_for(1000)
+    plan.place_admitted(3, [3], 0, 1000)
+
+    rows, counts = plan.rows_and_counts()
+    assert (rows.tolist(), counts.tolist()) == ([0, 1, 2, 3], [1, 6, 3, 6])
+
+    plan.withdraw(3)
+    assert plan.rows_and_counts()[1].tolist() == [1, 6, 3]
+
+
+def test_chunks_within_a_block_are_short_prompts():
+    """Of long ones only a few may start; in chunks as small as blocks they are like the others."""
+    long, chunked = builder(8, 4), builder(8, 4, chunk=4)
+    for plan in (long, chunked):
+        plan.place_admitted(0, [0], 0, 100)
+
+    assert not long.has_room_for(100)
+    assert chunked.has_room_for(100)
+
+
+@pytest.mark.parametrize(
+    ("budget", "placed"),
+    [(1, [0, 1, 2]), (3, [0, 1, 2]), (4, [0, 1, 2, 3]), (5, [0, 1, 2, 3, 4])],
+)
+def test_decodes_go_on_and_prefills_wait_where_a_budget_is_too_small(
+    budget: int, placed: list[int]
+):
+    plan = builder(budget, 4)
+    plan.place_running(rows_of(0, 1, 2), rows_of(3, 4), np.array([9, 9]))
+
+    assert plan.is_full
+    rows, counts = plan.rows_and_counts()
+    assert rows.tolist() == placed
+    assert counts.tolist() == [1] * len(placed)
+
+
+def test_the_first_to_enter_has_room_in_the_smallest_budget():
+    plan = builder(1, 4)
+
+    assert plan.has_room_for(9)
+    plan.place_admitted(0, [0], 0, 9)
+    assert plan.is_full
+    assert not plan.has_room_for(1)
+    assert plan.rows_and_counts()[1].tolist() == [1]

@@ -23,6 +23,7 @@ from cadenza.testing import (
 from cadenza.testing.tables import COLUMNS
 
 EVERYTHING = {
+    "plan_budget": "tpot-target",
     "reserve_blocks": "none",
     "order_admissions": "priority",
     "allow_displacement": "strict-priority",
