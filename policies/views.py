@@ -18,6 +18,16 @@ FloatArray: TypeAlias = npt.NDArray[np.float64]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
 
+class Column(Protocol):
+    """An array, or what computes the elements that are asked for."""
+
+    @property
+    def dtype(self) -> Any: ...
+
+    def take(self, rows: Any, /) -> npt.NDArray[Any]:
+        """The elements of these rows."""
+
+
 class Columns:
     """One element a request in every column, all columns in the same order.
 
@@ -26,7 +36,7 @@ class Columns:
 
     __slots__ = ("_columns", "_gathered", "_rows")
 
-    def __init__(self, columns: Mapping[str, npt.NDArray[Any]], rows: npt.NDArray[np.intp]) -> None:
+    def __init__(self, columns: Mapping[str, Column], rows: npt.NDArray[np.intp]) -> None:
         self._columns = columns
         self._rows = rows
         self._gathered: dict[str, bytes] = {}
@@ -160,6 +170,14 @@ class RequestColumns(Columns):
     def blocks_held(self) -> IntArray:
         """KV blocks in the request's table, shared ones included."""
         return self._gather("blocks_held")
+
+    @property
+    def blocks_alone(self) -> IntArray:
+        """KV blocks in the request's table and in no other: what it would free by leaving.
+
+        Counted when it is read, block by block, which takes longer than to look a column up.
+        """
+        return self._gather("blocks_alone")
 
     @property
     def admission(self) -> IntArray:

@@ -151,6 +151,7 @@ def _requests(num: int, *, seated: bool) -> RequestColumns:
         "host_tokens": np.zeros(num, dtype=np.int64),
         "next_block_key": np.zeros(num, dtype=np.int64) if seated else ranks + 1,
         "blocks_held": -(-(prompt + generated) // 16) if seated else np.zeros(num, dtype=np.int64),
+        "blocks_alone": 1 + ranks if seated else np.zeros(num, dtype=np.int64),
         "admission": ranks if seated else np.full(num, -1),
         "preemptions": np.zeros(num, dtype=np.int64),
         "overtakes": np.zeros(num, dtype=np.int64) if seated else ranks,

@@ -48,7 +48,7 @@ class Arrivals:
             table.resumed[:] = resumed
         known = {*former}
         everybody = _rows([*former, *(row for row in self._new if row not in known)])
-        columns = {**table.by_name, "resumed": resumed}
+        columns = {**table.visible, "resumed": resumed}
         stores.decisions.introduce(
             RequestColumns(columns, everybody), self._view(self._new), stores.view(now_s)
         )

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from cadenza.policies.decisions import Decisions
 from cadenza.policies.views import StepView
 from cadenza.scheduler.blocks import BlockPool, Blocks
+from cadenza.scheduler.blocks_alone import BlocksAlone
 from cadenza.scheduler.config import SchedulerConfig
 from cadenza.scheduler.costs import CostModel
 from cadenza.scheduler.credits import Credits
@@ -59,6 +60,7 @@ class Stores:
             block_size=config.block_size,
         )
         self.pool = BlockPool(config.num_blocks, config.block_size)
+        self.table.show("blocks_alone", BlocksAlone(self.table, self.pool))
         self.host = HostPool(config.num_host_blocks)
         self.prefixes = WaitingPrefixes(self.table, self.pool.index)
         self.token_budget = config.max_num_batched_tokens

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cadenza.policies.tenants import Tenants
-from cadenza.policies.views import RequestColumns
+from cadenza.policies.views import Column, RequestColumns
 from cadenza.scheduler.columns import Columns, IntColumn, where
 from cadenza.scheduler.request import MAX_STOP_TOKEN_IDS, Arrival, Request
 from cadenza.scheduler.states import TRANSITIONS, State
@@ -52,6 +52,7 @@ class RequestTable(Columns):
         self._free_rows: list[int] = []
         self._free_seats = list(range(num_seats - 1, -1, -1))
         self._arrivals = self._admissions = 0
+        self._shown: dict[str, Column] = {}
         self._make_rows(64)
 
     def __len__(self) -> int:
@@ -71,7 +72,11 @@ class RequestTable(Columns):
 
     def view(self, rows: Rows) -> RequestColumns:
         """These rows as a policy sees them."""
-        return RequestColumns(self.by_name, rows)
+        return RequestColumns(self.visible, rows)
+
+    def show(self, name: str, column: Column) -> None:
+        """Let policies see a column that is not one of the table's."""
+        self._shown[name] = self.visible[name] = column
 
     def row_of(self, request: int) -> int | None:
         """The row that a live choice belongs to."""
@@ -306,6 +311,7 @@ class RequestTable(Columns):
     def _make_rows(self, size: int) -> None:
         old = self.size
         self.grow(size)
+        self.visible: dict[str, Column] = {**self.by_name, **self._shown}  # to policies
         more = np.full((size - old, MAX_STOP_TOKEN_IDS), _NO_TOKEN, dtype=np.int32)
         self.stop_token_ids = np.concatenate((self.stop_token_ids, more))
         self._free_rows.extend(range(size - 1, old - 1, -1))

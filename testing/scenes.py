@@ -161,7 +161,7 @@ def _copied(view: RequestColumns) -> dict[str, Any]:
 def _seated(view: RequestColumns) -> dict[str, Any]:
     """The same requests, running, each with a token."""
     lost = ("computed_tokens", "cached_tokens", "remaining_prefill", "next_block_key", "overtakes",
-            "num_tokens", "blocks_held")  # fmt: skip
+            "num_tokens", "blocks_held", "blocks_alone")  # fmt: skip
     kept = {name: each for name, each in _copied(view).items() if name not in lost}
     generated = np.minimum(view.generated_tokens + 1, view.max_tokens)
     changed = {"generated_tokens": generated, "admission": view.arrival}

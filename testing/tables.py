@@ -97,6 +97,7 @@ def running_columns(num: int | None = None, **columns: Values) -> RequestColumns
     seated: dict[str, Values] = {
         "computed_tokens": computed,
         "blocks_held": -(-np.maximum(computed, 1) // BLOCK_SIZE),
+        "blocks_alone": columns.get("blocks_held", -(-np.maximum(computed, 1) // BLOCK_SIZE)),
         "admission": np.arange(size),
     }
     return request_columns(size, **{**seated, **columns})

@@ -14,16 +14,17 @@ _FIXED_TOKENS = 64  # that a return costs at least: a step shared with others, a
 class Cheapest:
     """Preempt by the cost of the way back for each block and step that it frees.
 
-        score = (FIXED + computed_tokens) / (blocks_held * outputs yet to come)
+        score = (FIXED + tokens to compute again) / (blocks_alone * outputs yet to come)
 
-    The cost is in tokens to compute again, with a fixed part, so that small requests, which free
-    little, are not taken in great numbers. Outputs to come are predicted online, as by
+    Those are its tokens in blocks that it holds alone: the others stay where they are, and are
+    found again. A fixed part is added, so that small requests, which free little, are not taken in
+    great numbers. Outputs to come are predicted online, as by
     `srpt-limited`: who would soon end, and free its blocks for nothing, stays.
 
     A rule of ours, after the cost models of swap and recompute: whether a victim is swapped is
-    chosen later, and a copy costs in proportion to its tokens as well, so that both ways give the
-    same order. Blocks that others hold too count here as if they were freed; the core judges
-    victims as a set by what they truly free.
+    chosen later, and a copy costs in proportion to its blocks, so that both ways give the same
+    order. Two that share a prefix with each other alone would free it together, which is not
+    counted here; the core judges victims as a set by what they truly free.
 
     It loses where lengths cannot be predicted, and it may take old requests: no order of arrival or
     admission is in it but for ties, which go to the newest admission.
@@ -40,6 +41,8 @@ class Cheapest:
 
     @hookimpl
     def select_victims(self, running: RequestColumns, step: StepView) -> FloatArray:
-        freed = np.maximum(running.blocks_held, 1) * self._lengths.remaining(running)
-        scores: FloatArray = (_FIXED_TOKENS + running.computed_tokens) / freed
+        alone = running.blocks_alone
+        again = np.minimum(running.computed_tokens, alone * step.block_size)
+        freed = np.maximum(alone, 1) * self._lengths.remaining(running)
+        scores: FloatArray = (_FIXED_TOKENS + again) / freed
         return scores

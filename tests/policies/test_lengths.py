@@ -207,7 +207,7 @@ class TestVictims:
     def test_who_will_hold_much_for_long_is_cheapest(self):
         running = whole(
             computed_tokens=[100, 100, 100],
-            blocks_held=[10, 10, 10],
+            blocks_alone=[10, 10, 10],
             predicted_tokens=[60, 60, 60],
             generated_tokens=[10, 55, 30],
         )
@@ -217,8 +217,18 @@ class TestVictims:
         # (64 + 100) tokens for 10 blocks of 50, 5 and 30 steps
         assert scores.tolist() == pytest.approx([164 / 500, 164 / 50, 164 / 300])
 
+    def test_what_others_hold_too_is_neither_freed_nor_computed_again(self):
+        running = whole(
+            computed_tokens=[100, 100, 100], blocks_alone=[10, 3, 0], predicted_tokens=[1, 1, 1]
+        )
+        scores = Cheapest().select_victims(running, STEP)
+
+        assert scores.tolist() == pytest.approx([164 / 10, 94 / 3, 64])
+
     def test_one_large_victim_is_cheaper_a_block_than_many_small_ones(self):
-        running = whole(computed_tokens=[1000, 10], blocks_held=[100, 1], predicted_tokens=[50, 50])
+        running = whole(
+            computed_tokens=[1000, 10], blocks_alone=[100, 1], predicted_tokens=[50, 50]
+        )
         large, small = Cheapest().select_victims(running, STEP).tolist()
 
         assert large < small
@@ -227,7 +237,7 @@ class TestVictims:
         policy = Cheapest()
         for _ in range(100):
             policy.on_finished(whole(tenant=[1, 2], generated_tokens=[4, 80]), STEP)
-        running = whole(tenant=[1, 2], blocks_held=[5, 5], computed_tokens=[50, 50])
+        running = whole(tenant=[1, 2], blocks_alone=[5, 5], computed_tokens=[50, 50])
         short, long = policy.select_victims(running, STEP).tolist()
 
         assert long < short

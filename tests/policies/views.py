@@ -69,6 +69,7 @@ _PLAIN: dict[str, Any] = {
     "predicted_tokens": 0,
     "next_block_key": 0,
     "blocks_held": 0,
+    "blocks_alone": 0,
     "admission": -1,
     "preemptions": 0,
     "resumed": False,

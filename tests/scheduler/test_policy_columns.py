@@ -167,3 +167,34 @@ def test_a_step_sees_cached_blocks_and_what_steps_cost():
     assert view.free_blocks == view.total_blocks
     assert view.token_s == 0.001  # the fake runner measures nothing
     assert view.step_s == 0.0
+
+
+def test_blocks_alone_are_those_that_nobody_else_holds():
+    driver = Driver(max_num_seqs=3)
+    driver.add(0, [1] * 9, max_tokens=9, ignore_eos=True)
+    for _ in range(2):
+        driver.step()
+    driver.add(1, [1] * 9, max_tokens=9, ignore_eos=True)
+    driver.add(2, [2] * 9, max_tokens=9, ignore_eos=True)
+    for request in range(3, 80):  # so many that the columns had to grow
+        driver.add(request, [3])
+    driver.step()
+    view = seen(driver, 3, 0, 2, 1)
+
+    assert view.blocks_held.tolist() == [0, 3, 3, 3]
+    assert view.blocks_alone.tolist() == [0, 1, 3, 1]
+    assert not view.blocks_alone.flags.writeable
+    assert seen(driver).blocks_alone.tolist() == []
+
+    driver.scheduler.drop(1)
+    driver.step()
+    assert seen(driver, 0).blocks_alone.tolist() == [3]
+
+
+def test_choices_hold_nothing_alone_until_they_write():
+    driver = Driver()
+    driver.add(0, [1] * 5, n=2, max_tokens=9, ignore_eos=True)
+    driver.step()
+    assert seen(driver, 0).blocks_alone.tolist() == [2]
+    driver.step()
+    assert seen(driver, 0, 1).blocks_alone.tolist() == [1, 1]  # each its own tail
