@@ -16,7 +16,7 @@ from typing import TypeAlias
 import structlog
 
 from cadenza.policies.blame import Blame
-from cadenza.policies.contract import ARGUMENTS
+from cadenza.policies.contract import ARGUMENTS, ENGINE_HOOKS
 from cadenza.policies.decisions import Decisions
 from cadenza.policies.hook_guard import HookGuard
 from cadenza.policies.library import Library, prepare
@@ -144,7 +144,7 @@ class EnginePolicies:
 
         def build() -> Profile:
             profile = self._library.profile(config.chosen, config.options, before=before)
-            self._library.try_out(profile, config.chosen, config.options)
+            self._library.try_out(profile, config.chosen, config.options, ENGINE_HOOKS)
             return profile
 
         deadline_s = self._timer() + self._limit_s

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cadenza.policies.contract import hooks_of
 from cadenza.policies.discovery import Catalog, discover
 from cadenza.policies.errors import ProfileError, describe
 from cadenza.policies.preparation import Preparation
@@ -56,20 +57,26 @@ class Library:
             chosen, options, trace=self._trace, faults=faults, before=before
         )
 
-    def try_out(self, profile: Profile, chosen: ByHook, options: ByPolicy) -> None:
-        """Warm up the policies that are new in `profile`, which was built of these.
+    def try_out(
+        self, profile: Profile, chosen: ByHook, options: ByPolicy, hooks: Collection[str]
+    ) -> None:
+        """Warm up the policies with any of these hooks that are new in `profile`, built of these.
 
         Raises:
             ProfileError: one cannot be built a second time, or a hook of it fails.
         """
+        classes = self.catalog.classes
         new = {*profile.policies} - profile.kept
+        new = {policy for policy in new if {*hooks_of(classes[policy])} & {*hooks}}
         tried = {hook: [name for name in names if name in new] for hook, names in chosen.items()}
         tried = {hook: names for hook, names in tried.items() if names}
+        if not tried:
+            return
         throw_away = self.catalog.profile(
             tried, {policy: each for policy, each in options.items() if policy in new}
         )
         try:
-            warm_up(throw_away)
+            warm_up(throw_away, hooks)
         finally:
             throw_away.let_go()
 

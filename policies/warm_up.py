@@ -6,13 +6,13 @@ So what they import late is imported, and what fails at once is known before any
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
 
 from cadenza.policies.arrivals import Arrival, ArrivalColumns, ServiceView, table_of
-from cadenza.policies.contract import ARGUMENTS, ENGINE_HOOKS
+from cadenza.policies.contract import ARGUMENTS, ENGINE_HOOKS, FRONT_HOOKS
 from cadenza.policies.decisions import Decisions
 from cadenza.policies.errors import ProfileError
 from cadenza.policies.front_decisions import FrontDecisions
@@ -26,8 +26,8 @@ _SEATED = ("running", "victims", "admitted", "resumed", "generated", "finished")
 _WAITING = ("waiting", "arrived", "candidates", "preempted")
 
 
-def warm_up(profile: Profile) -> None:
-    """Call the hooks of a profile that nobody else uses; its instances learn nonsense by it.
+def warm_up(profile: Profile, hooks: Collection[str] = ENGINE_HOOKS + FRONT_HOOKS) -> None:
+    """Call these hooks of a profile that nobody else uses; its instances learn nonsense by it.
 
     Raises:
         ProfileError: policies that failed, with what they raised or answered.
@@ -35,13 +35,14 @@ def warm_up(profile: Profile) -> None:
     runner = PolicyRunner(profile)
     decisions = Decisions(profile, runner)
     views = made_up_views()
-    for hook in ENGINE_HOOKS:
+    for hook in (hook for hook in ENGINE_HOOKS if hook in hooks):
         ask: Callable[..., object] = getattr(decisions, hook)
         ask(**{name: views[name] for name in ARGUMENTS[hook]})
     front, arrivals, service = FrontDecisions(profile, runner), views["arrivals"], views["service"]
-    for gate in profile.gates:  # all of them, whatever others refuse
-        front.ask_gate(gate, arrivals, service)
-    front.shed_load(arrivals, service)
+    if {*FRONT_HOOKS} <= {*hooks}:
+        for gate in profile.gates:  # all of them, whatever others refuse
+            front.ask_gate(gate, arrivals, service)
+        front.shed_load(arrivals, service)
     faults = [
         f"policy {policy!r} fails in {hook} when it is tried: {tally.last_error}"
         for (policy, hook), tally in runner.tallies.items()

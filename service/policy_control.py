@@ -15,6 +15,7 @@ import msgspec
 import structlog
 
 from cadenza.policies.choices import Choices, choices_of
+from cadenza.policies.contract import FRONT_HOOKS
 from cadenza.policies.errors import ProfileError
 from cadenza.policies.library import Library, prepare
 from cadenza.policies.preparation import aside
@@ -177,16 +178,18 @@ class PolicyControl:
         return any(policy in names for names in decisions.values())
 
     async def _build(self, choices: Choices, before: Profile | None) -> Profile:
-        """The profile, built in a thread.
+        """The profile, built and tried in a thread.
 
         Raises:
             InvalidRequest: everything that is wrong with it; or it takes too long.
         """
 
         def build() -> Profile:
-            return self._library.profile(
+            profile = self._library.profile(
                 choices.chosen, choices.options, before=before, faults=choices.faults
             )
+            self._library.try_out(profile, choices.chosen, choices.options, FRONT_HOOKS)
+            return profile
 
         preparation = prepare(build)
         try:

@@ -350,7 +350,8 @@ def test_only_policies_in_use_are_released():
     answer = Changing().ask(ReleasePolicy(3, "edf"))
     assert answer.error == (
         "The policy 'edf' is not in use; "
-        "fcfs, new-token-ratio, newest, nobody, cost-model, bounded-overtake are."
+        "fcfs, new-token-ratio, newest, nobody, cost-model, "
+        "bounded-overtake, queue-limit, newcomer are."
     )
 
 

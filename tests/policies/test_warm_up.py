@@ -9,7 +9,7 @@ import pytest
 
 from cadenza.policies import RequestColumns, hookimpl
 from cadenza.policies.builtin import BUILTIN, DEFAULTS
-from cadenza.policies.contract import ARGUMENTS, hooks_of
+from cadenza.policies.contract import ARGUMENTS, ENGINE_HOOKS, FRONT_HOOKS, hooks_of
 from cadenza.policies.discovery import Catalog, Found
 from cadenza.policies.library import Library
 from cadenza.policies.profile import Profile, ProfileError
@@ -79,10 +79,27 @@ def test_every_hook_is_called_on_a_throw_away():
     profile = lib.profile(chosen, {})
     assert Thorough.built == 1
 
-    lib.try_out(profile, chosen, {})
+    lib.try_out(profile, chosen, {}, ARGUMENTS)
 
     assert Thorough.built == 2
     assert sorted(Thorough.called) == sorted(ARGUMENTS)
+
+
+@pytest.mark.parametrize("hooks", [ENGINE_HOOKS, FRONT_HOOKS])
+def test_each_process_tries_its_own_hooks(hooks: tuple[str, ...]):
+    Thorough.called, Thorough.built = [], 0
+    lib = library(thorough=Thorough)
+    chosen = dict.fromkeys(DEFAULTS, ("thorough",))
+
+    lib.try_out(lib.profile(chosen, {}), chosen, {}, hooks)
+
+    assert sorted(Thorough.called) == sorted(hooks)
+
+
+def test_one_without_hooks_of_a_process_is_not_built_for_it():
+    lib = library(raises=Raises)
+    chosen = {"order_admissions": ("raises",)}
+    lib.try_out(lib.profile(chosen, {}), chosen, {}, FRONT_HOOKS)
 
 
 def test_kept_policies_are_left_alone():
@@ -92,7 +109,7 @@ def test_kept_policies_are_left_alone():
     chosen = {"order_admissions": ("thorough",), "select_victims": ("lowest-priority",)}
     second = lib.profile(chosen, {}, before=first)
 
-    lib.try_out(second, chosen, {})
+    lib.try_out(second, chosen, {}, ARGUMENTS)
 
     assert Thorough.built == 1
     assert Thorough.called == []
@@ -125,7 +142,7 @@ def test_failures_are_told_with_the_hook_all_at_once():
     }
 
     with pytest.raises(ProfileError) as caught:
-        lib.try_out(lib.profile(chosen, {}), chosen, {})
+        lib.try_out(lib.profile(chosen, {}), chosen, {}, ARGUMENTS)
 
     text = "\n".join(sorted(caught.value.faults))
     assert len(caught.value.faults) == 3

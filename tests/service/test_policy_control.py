@@ -43,7 +43,15 @@ class Failing:
         raise ValueError("no")
 
 
-POLICIES: dict[str, type] = {"hanging": Hanging, "failing": Failing}
+class Gate:
+    """Answers with what is no refusal."""
+
+    @hookimpl
+    def gate_arrivals(self) -> Any:
+        return ["no"]
+
+
+POLICIES: dict[str, type] = {"hanging": Hanging, "failing": Failing, "gate": Gate}
 
 FAIR = {"preset": "fair-share"}
 
@@ -149,6 +157,21 @@ def test_what_the_engine_cannot_use_changes_nothing_here(run, open_front: OpenFr
             assert (await front.control.describe()).live.preset is None
             front.engine.policy_error = None
             await front.control.use(FAIR)
+
+    run(main())
+
+
+def test_gates_of_this_process_are_changed_and_tried_here(run, open_front: OpenFront):
+    async def main() -> None:
+        async with open_front(policies=POLICIES) as front:
+            assert not front.generator.policies.decisions.may_refuse
+            await front.control.use({"decisions": {"gate": "tenant-quota"}})
+            assert front.generator.policies.decisions.may_refuse
+
+            with pytest.raises(InvalidRequest, match="'gate' fails in gate_arrivals"):
+                await front.control.use({"decisions": {"gate": "gate"}})
+            assert front.generator.policies.profile.gates == ("queue-limit", "tenant-quota")
+            assert len(changes(front)) == 1
 
     run(main())
 
