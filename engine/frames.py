@@ -15,10 +15,11 @@ from typing import get_args, get_type_hints
 import numpy as np
 
 from cadenza.policies.runner import FaultCount
+from cadenza.scheduler.decisions import Cause, RefusedArrival
 from cadenza.scheduler.decisions import Decision as Record
-from cadenza.scheduler.decisions import RefusedArrival
 from cadenza.scheduler.plan import Logprobs, StepOutcome
 from cadenza.scheduler.report import Statistics, StepReport
+from cadenza.scheduler.states import FinishReason
 from cadenza.wire.messages import Counters, Decision, PolicyFaults, RowLogprobs, Step
 
 _COMMON = ("step_id", "time_s", "request")  # fields of every record, with places of their own
@@ -97,13 +98,16 @@ _ENUMS: dict[type[Record], tuple[str, ...]] = {
     )
     for record in get_args(Record)
 }
+_NAMES: dict[Enum, str] = {
+    member: member.name.lower() for kind in (Cause, FinishReason) for member in kind
+}
 
 
 def _decision(record: Record) -> Decision:
     kind = _KINDS[type(record)]
     facts = {name: getattr(record, name) for name in _FACTS[type(record)]}
     for name in _ENUMS[type(record)]:
-        facts[name] = facts[name].name.lower()
+        facts[name] = _NAMES[facts[name]]
     return Decision(kind, record.request, record.step_id, record.time_s, facts)
 
 

@@ -13,7 +13,7 @@ from cadenza.scheduler.decisions import Admitted, HostCopyDropped, Resumed, Star
 from cadenza.scheduler.planning import PlanBuilder
 from cadenza.scheduler.preemption import Lack, Preemption
 from cadenza.scheduler.request import HostCopy
-from cadenza.scheduler.seating import Candidate, Entry, Seating, candidates_of
+from cadenza.scheduler.seating import COLD, Candidate, Entry, Seating, candidates_of
 from cadenza.scheduler.states import State
 from cadenza.scheduler.stores import Stores
 from cadenza.scheduler.table import Rows
@@ -152,7 +152,7 @@ class Admission:
                 return entry
             self._drop_host_copy(row, host, plan)
         found = self._stores.prefixes.found(row)
-        return Entry(found, [], len(found) * self._stores.config.block_size)
+        return Entry(found, [], len(found) * self._stores.config.block_size) if len(found) else COLD
 
     def _from_host(self, row: int, host: HostCopy) -> Entry | None:
         """Blocks that are still published need no copy; None: a shared one is gone."""
@@ -202,11 +202,11 @@ class Admission:
         wait_s = plan.now_s - candidate.waits_since_s
         for choice in candidate.cold.choices:
             when = plan.step_id, plan.now_s, choice
-            if candidate.preemptions:
-                resumed = Resumed(*when, rank, wait_s, entry.computed, entry.from_host)
-                stores.log.append(resumed)
-            else:
-                stores.log.append(Admitted(*when, rank, wait_s, entry.computed, starving))
+            stores.log.append(
+                Resumed(*when, rank, wait_s, entry.computed, entry.from_host)
+                if candidate.preemptions
+                else Admitted(*when, rank, wait_s, entry.computed, starving)
+            )
 
     def _tell_starving(self, rows: Rows, plan: PlanBuilder) -> None:
         stores, table = self._stores, self._stores.table
@@ -233,5 +233,7 @@ class Admission:
     def _overtake(self, rows: Rows, arrivals: IntColumn, fresh: list[int]) -> None:
         table, earlier = self._stores.table, where(arrivals < max(fresh))
         waits = table.waits[rows[earlier]]
+        if not waits.any():
+            return
         behind, arrivals = rows[earlier][waits], arrivals[earlier][waits]
         table.overtakes[behind] += later_admissions(arrivals, fresh)

@@ -38,20 +38,21 @@ def _samples(
 ) -> tuple[Int32Array, Int64Array, Int32Array]:
     """Who draws a token: each choice of each row whose known tokens are all computed after this."""
     samples = where(complete)
-    choices = table.choices[rows[samples]]
-    requests, seats = table.request[rows[samples]], table.seat[rows[samples]]
-    if (choices > 1).any():
-        cold = [table.cold(row) for row in rows[samples].tolist()]
+    sampled = rows[samples]
+    requests, seats = table.request[sampled], table.seat[sampled]
+    if table.num_several and (table.choices[sampled] > 1).any():
+        cold = [table.cold(row) for row in sampled.tolist()]
         requests = np.array([choice for each in cold for choice in each.choices])
         seats = np.array([seat for each in cold for seat in each.seats])
-        samples = samples.repeat(choices)
+        samples = samples.repeat(table.choices[sampled])
     return samples.astype(np.int32), requests, seats.astype(np.int32)
 
 
 def _seated(table: RequestTable, rows: list[int]) -> tuple[Seated, ...]:
     columns = (each[rows].tolist() for each in (table.seat, table.num_tokens, table.prompt_tokens))
-    return tuple(
-        Seated(seat, request, table.history[first, :known], prompt)
-        for row, first, known, prompt in zip(rows, *columns, strict=True)
-        for seat, request in zip(table.cold(row).seats, table.cold(row).choices, strict=True)
-    )
+    seated: list[Seated] = []
+    for row, first, known, prompt in zip(rows, *columns, strict=True):
+        cold, tokens = table.cold(row), table.history[first, :known]
+        for seat, request in zip(cold.seats, cold.choices, strict=True):
+            seated.append(Seated(seat, request, tokens, prompt))
+    return tuple(seated)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cadenza.scheduler.columns import IntColumn
+from cadenza.scheduler.columns import IntColumn, where
 from cadenza.scheduler.planning import PlanBuilder
 from cadenza.scheduler.stores import Stores
 from cadenza.scheduler.table import Rows
@@ -32,7 +32,8 @@ def measure(stores: Stores) -> Budget:
 
 def promised_to(stores: Stores) -> int:
     """Blocks that the choices of rows with a seat will need for tails of their own."""
-    return int(stores.table.promised_blocks[stores.table.seated()].sum())
+    table = stores.table
+    return int(table.promised_blocks[table.seated()].sum()) if table.num_several else 0
 
 
 def growth_of(stores: Stores, rows: Rows) -> IntColumn:
@@ -44,8 +45,8 @@ def growth_of(stores: Stores, rows: Rows) -> IntColumn:
     table = stores.table
     over_edge = table.num_tokens[rows] > table.blocks_held[rows] * table.block_size
     growth = over_edge.astype(np.int64)
-    sharing = table.shares_tail[rows]
-    if sharing.any():
+    if table.may_share_tails:
+        sharing = table.shares_tail[rows]
         growth[sharing] = _copies(stores, rows[sharing])
     return growth
 
@@ -68,17 +69,19 @@ def place_running(stores: Stores, plan: PlanBuilder, rows: Rows, growth: IntColu
     """Give the rows the blocks that they grow by, and place them."""
     table, pool = stores.table, stores.pool
     growing = rows[growth > 0]
-    copying = table.shares_tail[growing]
-    if copying.any():
+    if table.may_share_tails:
+        copying = table.shares_tail[growing]
         _copy_tails(stores, plan, growing[copying])
         growing = growing[~copying]
+        table.own_tails(rows)
     table.append_blocks(growing, pool.allocate(len(growing)))
-    table.shares_tail[rows] = False
     remaining = table.num_tokens[rows] - table.computed_tokens[rows]
-    decoding = remaining == 1
-    prefills = rows[~decoding]
-    order = np.argsort(table.admission[prefills])
-    plan.place_running(rows[decoding], prefills[order], remaining[~decoding][order])
+    prefilling = where(remaining > 1)
+    prefills, decodes = rows[prefilling], rows
+    if len(prefills):
+        decodes = np.delete(rows, prefilling)
+        prefilling = prefilling[np.argsort(table.admission[prefills])]
+    plan.place_running(decodes, rows[prefilling], remaining[prefilling])
 
 
 def _copy_tails(stores: Stores, plan: PlanBuilder, rows: Rows) -> None:

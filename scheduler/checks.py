@@ -37,6 +37,8 @@ def _check_rows(stores: Stores) -> None:
     assert not table.blocks_held[rows[~has_seat]].any(), "a waiting row holds blocks"
     assert [len(each.choices) for each in cold] == choices
     assert len(table) == sum(choices)
+    assert table.num_several == sum(num > 1 for num in choices)
+    assert table.may_share_tails or not table.shares_tail[rows].any()
     on_host = [each.host is not None for each in cold]
     assert on_host == (states == State.SWAPPED).tolist()
     for row, each in zip(used, cold, strict=True):

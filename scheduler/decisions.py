@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
+from itertools import chain
 from typing import TypeAlias
 
 from cadenza.scheduler.states import FinishReason
@@ -139,31 +140,32 @@ Decision: TypeAlias = (
 
 
 class DecisionLog:
-    """The newest records, `size` at most; what was not yet drained when it fell out is counted."""
+    """Records to be drained, `size` at most, and `remembered` of those that were.
 
-    def __init__(self, size: int = 65_536) -> None:
-        self._records: deque[Decision] = deque(maxlen=size)
-        self._undrained = 0
+    What falls out before it was drained is counted. Few are remembered, as whoever drains the log
+    keeps what it wants, and to forget an old record takes longer than to make one.
+    """
+
+    def __init__(self, size: int = 65_536, remembered: int = 4096) -> None:
+        self._new: deque[Decision] = deque(maxlen=size)
+        self._drained: deque[Decision] = deque(maxlen=remembered)
         self.lost = 0
 
     def __iter__(self) -> Iterator[Decision]:
-        return iter(self._records)
+        """All that is known, oldest first."""
+        return chain(self._drained, self._new)
 
     def append(self, record: Decision) -> None:
-        self._records.append(record)
-        self._undrained += 1
-        if self._undrained > len(self._records):
-            self._undrained -= 1
-            self.lost += 1
+        self.lost += len(self._new) == self._new.maxlen
+        self._new.append(record)
 
     def drain(self) -> tuple[Decision, ...]:
         """The records since the last call, oldest first."""
-        if not self._undrained:
-            return ()
-        new = tuple(self._records[index] for index in range(-self._undrained, 0))
-        self._undrained = 0
+        new = tuple(self._new)
+        self._drained += new
+        self._new.clear()
         return new
 
     def timeline(self, request: int) -> list[Decision]:
         """What is still known of one request, oldest first."""
-        return [record for record in self._records if record.request == request]
+        return [record for record in self if record.request == request]

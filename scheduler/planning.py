@@ -85,7 +85,8 @@ class PlanBuilder:
         self._block_size = block_size
         self._chunk = prefill_chunk or token_budget
         self._wanted: dict[int, int] = {}  # prefilling row -> tokens it has to compute, of a chunk
-        self._promised = self._promised_to_long = 0
+        self._unpromised = token_budget  # of what decodes leave
+        self._promised_to_long = 0
 
     @property
     def tokens_left(self) -> int:
@@ -99,12 +100,12 @@ class PlanBuilder:
     @property
     def is_full(self) -> bool:
         """Whether not even a row of one token has room."""
-        return self._promised >= self.tokens_left
+        return self._unpromised <= 0
 
     def has_room_for(self, remaining: int) -> bool:
         """Whether one more row with `remaining` tokens to compute may prefill."""
         remaining = min(remaining, self._chunk)
-        if self._promised + min(remaining, self._block_size) > self.tokens_left:
+        if min(remaining, self._block_size) > self._unpromised:
             return self.is_empty  # of so small a budget it has all
         if remaining <= self._block_size or not self._promised_to_long:
             return True
@@ -112,6 +113,7 @@ class PlanBuilder:
 
     def place_running(self, decodes: Rows, prefills: Rows, remaining: Counts) -> None:
         """Place the running rows; `remaining` tokens to compute for each of `prefills`."""
+        self._unpromised += len(self.decodes) - len(decodes)
         self.decodes = decodes
         for row, count in zip(prefills.tolist(), remaining.tolist(), strict=True):
             self._place(row, count)
@@ -128,15 +130,19 @@ class PlanBuilder:
         if row in self._wanted:
             self._promise(self._wanted.pop(row), -1)
         else:
+            self._unpromised += len(self.decodes)
             self.decodes = self.decodes[self.decodes != row]
+            self._unpromised -= len(self.decodes)
 
     def _place(self, row: int, remaining: int) -> None:
         self._wanted[row] = remaining = min(remaining, self._chunk)
         self._promise(remaining, 1)
 
     def _promise(self, remaining: int, sign: int) -> None:
-        self._promised += sign * min(remaining, self._block_size)
-        self._promised_to_long += sign * (self._block_size if remaining > self._block_size else 0)
+        size = self._block_size
+        self._unpromised -= sign * min(remaining, size)
+        if remaining > size:
+            self._promised_to_long += sign * size
 
     def rows_and_counts(self) -> tuple[Rows, Counts]:
         """Placed rows, decodes first, and the tokens each computes; at least one each.

@@ -65,11 +65,11 @@ class PrefixIndex:
         self._heir: Blocks = np.full(num_blocks, _NO_BLOCK, dtype=np.int32)
         self._is_branch = np.zeros(num_blocks, dtype=bool)
         self._has_branches = np.zeros(num_blocks, dtype=bool)
-        self._branches_of: dict[int, set[int]] = {}  # by name
+        self._branches_of: dict[int, set[int]] = {}  # by name; not of roots, which nobody removes
         self._tokens: Tokens = np.zeros((num_blocks, block_size), dtype=np.int32)
         self._branches: dict[tuple[int, BlockKey], int] = {}  # by (name of what it continues, key)
         self._places: dict[int, tuple[int, BlockKey]] = {}  # of each block among the branches
-        self._roots: OrderedDict[str, int] = OrderedDict()  # salt -> name, below 0
+        self._roots: OrderedDict[str, Prefix] = OrderedDict()  # by salt; their names are below 0
         self._last_name = self._last_root = 0
 
     def __len__(self) -> int:
@@ -78,15 +78,15 @@ class PrefixIndex:
 
     def root(self, salt: str) -> Prefix:
         """The empty prefix under `salt`."""
-        name = self._roots.get(salt)
-        if name is None:
+        root = self._roots.get(salt)
+        if root is None:
             self._last_root -= 1
-            name = self._roots[salt] = self._last_root
+            root = self._roots[salt] = Prefix(_NO_BLOCK, self._last_root)
             if len(self._roots) > _MOST_ROOTS:
                 self._roots.popitem(last=False)
         else:
             self._roots.move_to_end(salt)
-        return Prefix(_NO_BLOCK, name)
+        return root
 
     def is_alive(self, prefix: Prefix) -> bool:
         """Whether the prefix can still be continued."""
@@ -239,6 +239,8 @@ class PrefixIndex:
         for branch in blocks[self._is_branch[blocks]].tolist():
             place = self._places.pop(branch)
             del self._branches[place]
+            if place[0] < 0:
+                continue
             self._branches_of[place[0]].discard(branch)
             if not self._branches_of[place[0]]:
                 del self._branches_of[place[0]]
@@ -257,8 +259,8 @@ class PrefixIndex:
             place = prefix.name, key
             self._branches[place], self._places[block] = block, place
             self._is_branch[block] = True
-            self._branches_of.setdefault(prefix.name, set()).add(block)
             if prefix.block >= 0:
+                self._branches_of.setdefault(prefix.name, set()).add(block)
                 self._has_branches[prefix.block] = True
 
     def _add(self, names: Names, starts: Runs, tokens: Tokens, blocks: Blocks) -> None:
@@ -295,7 +297,8 @@ class PrefixIndex:
         assert set(published.tolist()) == {*branches, *heirs.tolist()}, "published, and not linked"
         after = self._after[published]
         assert np.isin(after[after > 0], names).all(), "published behind what is not"
-        by_name = {name: set[int]() for name, _ in self._places.values()}
+        by_name = {name: set[int]() for name, _ in self._places.values() if name > 0}
         for block, (name, _) in self._places.items():
-            by_name[name].add(block)
+            if name > 0:
+                by_name[name].add(block)
         assert by_name == self._branches_of

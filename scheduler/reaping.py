@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from cadenza.scheduler.columns import where
+from cadenza.scheduler.columns import IntColumn, where
 from cadenza.scheduler.decisions import Parked, Unparked
 from cadenza.scheduler.plan import Int32Array, Int64Array, StepOutcome, StepPlan
 from cadenza.scheduler.publishing import Publisher
@@ -16,6 +16,8 @@ from cadenza.scheduler.stores import Stores
 from cadenza.scheduler.table import Rows
 
 Codes = npt.NDArray[np.uint8]
+
+_REASONS = tuple(FinishReason)  # by code
 
 
 class Departure(NamedTuple):
@@ -72,12 +74,13 @@ class Reaper:
         table = self._stores.table
         table.computed_tokens[rows] += plan.num_new
         failed, tokens = outcome.failed, outcome.tokens
-        if failed.any():
+        any_failed = bool(failed.any())
+        if any_failed:
             self._publisher.publish(np.delete(rows, plan.samples[failed]))
         else:
             self._publisher.publish(rows)
         sampled = self._fork(rows[plan.samples])
-        if failed.any():
+        if any_failed:
             codes = np.full(len(sampled), FinishReason.FAILED, dtype=np.uint8)
             codes[~failed] = self._append(sampled[~failed], tokens[~failed])
             tokens = np.where(failed, np.int32(-1), tokens)
@@ -145,6 +148,8 @@ class Reaper:
     def _fork(self, sampled: Rows) -> Rows:
         """Rows in place of `sampled`, where a prompt's several choices have just got their own."""
         stores, table = self._stores, self._stores.table
+        if not table.num_several:
+            return sampled
         several = where(table.choices[sampled] > 1)
         if not len(several):
             return sampled
@@ -162,16 +167,16 @@ class Reaper:
     def _append(self, rows: Rows, tokens: Int32Array) -> Codes:
         """One more token for each row; returns for whom it is the last."""
         table, credits = self._stores.table, self._stores.credits
-        table.append_tokens(rows, tokens)
+        generated = table.append_tokens(rows, tokens)
         if credits.num_limited:
             credits.spend(table.credit[rows])
-        return self._finish_codes(rows, tokens)
+        return self._finish_codes(rows, tokens, generated)
 
-    def _finish_codes(self, rows: Rows, tokens: Int32Array) -> Codes:
+    def _finish_codes(self, rows: Rows, tokens: Int32Array, generated: IntColumn) -> Codes:
         table = self._stores.table
         codes = np.zeros(len(rows), dtype=np.uint8)  # FinishReason.NOT
         # The table has cut max_tokens to what the context has room for
-        codes[table.generated_tokens[rows] >= table.max_tokens[rows]] = FinishReason.LENGTH
+        codes[generated >= table.max_tokens[rows]] = FinishReason.LENGTH
         picky = where(table.has_stop_ids[rows])
         if len(picky):
             stopped = (table.stop_token_ids[rows[picky]] == tokens[picky, None]).any(axis=1)
@@ -186,10 +191,11 @@ class Reaper:
         if not len(over):
             return
         stores, table = self._stores, self._stores.table
-        rows, reasons = sampled[over], [FinishReason(code) for code in codes[over].tolist()]
+        rows, reasons = sampled[over], [_REASONS[code] for code in codes[over].tolist()]
         self._tell_policies(rows, now_s)
-        for row in rows[codes[over] == FinishReason.FAILED].tolist():
-            stores.pool.distrust(table.blocks(row))
+        for row, reason in zip(rows.tolist(), reasons, strict=True):
+            if reason is FinishReason.FAILED:
+                stores.pool.distrust(table.blocks(row))
         stores.remove(rows, reasons, now_s)
 
     def _tell_generated(self, rows: Rows, now_s: float) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -34,16 +34,21 @@ class Entry(NamedTuple):
     """How a waiting row comes by the keys and values that it need not compute."""
 
     found: Blocks  # the first of its block table, published
-    copied: list[tuple[int, int]]  # (index in its block table, host block)
+    copied: Sequence[tuple[int, int]]  # (index in its block table, host block)
     computed: int  # tokens
     from_host: bool = False
+
+
+COLD = Entry(np.empty(0, dtype=np.int32), (), 0)  # it computes all of them
 
 
 def candidates_of(table: RequestTable, rows: Rows) -> Iterator[Candidate]:
     """The rows, in their order."""
     size, choices, num_tokens = table.block_size, table.choices[rows], table.num_tokens[rows]
     blocks = -(-num_tokens // size)
-    tails = np.where(choices > 1, table.prompt_tokens[rows] // size + choices - blocks, 0)
+    tails = np.zeros_like(blocks)
+    if table.num_several:
+        tails = np.where(choices > 1, table.prompt_tokens[rows] // size + choices - blocks, 0)
     columns = (
         table.arrival[rows],
         table.admission[rows],
@@ -55,8 +60,8 @@ def candidates_of(table: RequestTable, rows: Rows) -> Iterator[Candidate]:
         blocks,
         tails,
     )
-    for row, *each in zip(rows.tolist(), *(column.tolist() for column in columns), strict=True):
-        yield Candidate(row, table.cold(row), *each)
+    plain, numbers = rows.tolist(), (column.tolist() for column in columns)
+    return map(Candidate._make, zip(plain, map(table.cold, plain), *numbers, strict=True))
 
 
 class Seating:
@@ -73,13 +78,15 @@ class Seating:
         `promised` is what others are promised; the row is promised no more than there is beside it.
         """
         stores, cold = self._stores, candidate.cold
-        stores.pool.pin(entry.found)
+        if len(entry.found):
+            stores.pool.pin(entry.found)
         stores.pool.reserve(candidate.blocks - len(entry.found))
         stores.table.take_seats(cold)
         if cold.host is not None:
             stores.host.release(block for _, block in cold.host.copied)
             cold.host = None
-        stores.credits.set_aside(candidate.credit, candidate.choices)
+        if stores.credits.num_limited:
+            stores.credits.set_aside(candidate.credit, candidate.choices)
         self._count(candidate, entry)
         promise = candidate.tails
         if promise:
@@ -117,11 +124,9 @@ class Seating:
         ends = []
         for candidate, entry, _ in self._entered:
             self._stores.prefixes.remove(candidate.row)
-            root = index.root(candidate.cold.salt)
-            ends.append((*index.end(root, entry.found), len(entry.found)))
-        columns = table.prefix_block, table.prefix_name, table.published_blocks
-        for column, values in zip(columns, zip(*ends, strict=True), strict=True):
-            column[rows] = values
+            ends.append(index.end(index.root(candidate.cold.salt), entry.found))
+        table.prefix_block[rows], table.prefix_name[rows] = zip(*ends, strict=True)
+        table.published_blocks[rows] = [len(entry.found) for _, entry, _ in self._entered]
 
     def _count(self, candidate: Candidate, entry: Entry) -> None:
         """Keep the statistics of the prefix cache: first admissions, and what is computed again."""
@@ -129,5 +134,6 @@ class Seating:
         if candidate.admission < 0:
             totals.prefix_queries += candidate.num_tokens
             totals.prefix_hits += entry.computed
-        totals.recomputed_tokens += max(0, cold.lost_tokens - entry.computed)
-        cold.lost_tokens = 0
+        if cold.lost_tokens:
+            totals.recomputed_tokens += max(0, cold.lost_tokens - entry.computed)
+            cold.lost_tokens = 0

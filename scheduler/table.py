@@ -46,6 +46,8 @@ class RequestTable(Columns):
         self.row_at = np.full(num_seats, -1, dtype=np.intp)  # by the seat of a row's first choice
         self.stop_token_ids = np.empty((0, MAX_STOP_TOKEN_IDS), dtype=np.int32)
         self.num_parked = self.num_swapped = 0
+        self.num_several = 0  # rows that stand for several choices
+        self.may_share_tails = False  # whether any row has `shares_tail`
         self._tenants = Tenants()
         self._cold: dict[int, Request] = {}
         self._row_of: dict[int, int] = {}  # by choice
@@ -117,6 +119,7 @@ class RequestTable(Columns):
         tokens = np.concatenate((arrival.prompt, arrival.emitted)).astype(np.int32)
         self.request[row] = arrival.request
         self.choices[row] = arrival.n
+        self.num_several += arrival.n > 1
         self.arrival[row] = self._arrivals
         self.arrival_s[row] = self.waits_since_s[row] = self.last_run_s[row] = now_s
         self.tenant[row] = self._tenants.enter(arrival.tenant)
@@ -145,7 +148,9 @@ class RequestTable(Columns):
 
     def take_seats(self, cold: Request) -> None:
         """Set seats aside for all choices of a waiting row; `seat_rows` follows in this step."""
-        cold.seats = [self._free_seats.pop() for _ in cold.choices]
+        num = len(cold.choices)
+        cold.seats = self._free_seats[: -num - 1 : -1]
+        del self._free_seats[-num:]
 
     def seat_rows(
         self, rows: Rows, tables: Sequence[npt.NDArray[np.int32]], computed: IntColumn
@@ -194,7 +199,9 @@ class RequestTable(Columns):
         cold, rows = self._cold[row], [row]
         partial = bool(self.num_tokens[row] % self.block_size)
         self.shares_tail[row] = partial
+        self.may_share_tails |= partial
         self.choices[row], self.promised_blocks[row] = 1, 0
+        self.num_several -= 1
         for rank in range(1, len(cold.choices)):
             branch = self._take_row()
             self.copy(row, branch)
@@ -220,6 +227,7 @@ class RequestTable(Columns):
         index = cold.choices.index(request)
         del cold.choices[index], self._row_of[request]
         self.choices[row] -= 1
+        self.num_several -= self.choices[row] == 1
         self.request[row] = cold.choices[0]
         if not cold.seats:
             return
@@ -237,27 +245,36 @@ class RequestTable(Columns):
         seats = self.seat[rows]
         self.row_at[seats[seats != NO_SEAT]] = -1
         self.seat[rows] = NO_SEAT
+        if self.num_several:
+            self.num_several -= int(np.count_nonzero(self.choices[rows] > 1))
         self.blocks_held[rows] = self.choices[rows] = 0
         for row in rows.tolist():
             cold = self._cold.pop(row)
-            self._free_seats.extend(reversed(cold.seats))
+            self._free_seats += cold.seats[::-1]
             for request in cold.choices:
                 del self._row_of[request]
         for tenant in self.tenant[rows].tolist():
             self._tenants.leave(tenant)
         self._free_rows.extend(rows.tolist())
 
-    def append_tokens(self, rows: Rows, tokens: npt.NDArray[np.int32]) -> None:
-        """One new token for each of these running rows."""
+    def append_tokens(self, rows: Rows, tokens: npt.NDArray[np.int32]) -> IntColumn:
+        """One new token for each of these running rows; returns how many each has generated."""
         known = self.num_tokens[rows]
         self.history[self.seat[rows], known] = tokens
         self.num_tokens[rows] = known + 1
-        self.generated_tokens[rows] += 1
+        generated: IntColumn = self.generated_tokens[rows] + 1
+        self.generated_tokens[rows] = generated
+        return generated
 
     def append_blocks(self, rows: Rows, blocks: npt.NDArray[np.int32]) -> None:
         """One more block for each of these running rows."""
         self.block_table[self.seat[rows], self.blocks_held[rows]] = blocks
         self.blocks_held[rows] += 1
+
+    def own_tails(self, rows: Rows) -> None:
+        """These rows hold their last blocks alone, or are the only ones to write to them."""
+        self.shares_tail[rows] = False
+        self.may_share_tails = bool(self.shares_tail.any())
 
     def replace_tail(self, row: int, block: int) -> None:
         """Put another block in the place of the row's last one."""

@@ -25,25 +25,25 @@ def lowest(scores: npt.NDArray[np.float64], arrivals: npt.NDArray[np.int64], num
         return np.lexsort((arrivals, scores))
     if num == 0:
         return np.empty(0, dtype=np.intp)
-    limit = _limit(scores, num)
-    found = where(scores <= limit)
-    if len(found) > num:
+    found = where(scores <= _bound(scores, num))
+    if len(found) > 2 * num:  # ties, which may be all that wait
+        limit = np.partition(scores[found], num - 1)[num - 1]
         below, ties = found[scores[found] < limit], found[scores[found] == limit]
         wanted = num - len(below)
         ties = ties[np.argpartition(arrivals[ties], wanted - 1)[:wanted]]
         found = np.concatenate((below, ties))
-    return found[np.lexsort((arrivals[found], scores[found]))]
+    order = np.lexsort((arrivals[found], scores[found]))
+    return found[order[:num]]
 
 
-def _limit(scores: npt.NDArray[np.float64], num: int) -> np.float64:
-    """The `num`-th lowest score, 1 the lowest."""
+def _bound(scores: npt.NDArray[np.float64], num: int) -> np.float64:
+    """A score that at least `num` others do not exceed, and hardly more do, ties apart."""
     if len(scores) >= 2 * _FOLDS * num:
-        # No score above the `num`-th lowest of these can be it, and few are below
+        # The lowest of each of many groups: as many as wanted, in one pass
         width = len(scores) // _FOLDS
-        lowest_of_each = scores[: _FOLDS * width].reshape(_FOLDS, width).min(axis=0)
-        scores = scores[scores <= np.partition(lowest_of_each, num - 1)[num - 1]]
-    limit: np.float64 = np.partition(scores, num - 1)[num - 1]
-    return limit
+        scores = scores[: _FOLDS * width].reshape(_FOLDS, width).min(axis=0)
+    bound: np.float64 = np.partition(scores, num - 1)[num - 1]
+    return bound
 
 
 def interleave(starving: Indices, normal: Indices, lead: int) -> Indices:

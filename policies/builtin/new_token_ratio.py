@@ -37,8 +37,8 @@ class NewTokenRatio:
         self, running: RequestColumns, candidates: RequestColumns, step: StepView
     ) -> IntArray:
         self._learn(running, step)
-        growth = _most(running).sum()
-        tokens = growth + np.concatenate(([0], np.cumsum(_most(candidates))))
+        tokens = np.full(len(candidates) + 1, _most(running).sum())
+        tokens[1:] += _most(candidates).cumsum()
         kept: IntArray = np.ceil(tokens * (self.ratio / step.block_size)).astype(np.int64)
         return kept
 

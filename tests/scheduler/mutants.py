@@ -285,8 +285,20 @@ MUTANTS = (
     Mutant(
         "a prompt of several choices gets a single seat back",
         "scheduler/table.py",
-        "cold = self._cold.pop(row)\n            self._free_seats.extend(reversed(cold.seats))",
-        "cold = self._cold.pop(row)\n            self._free_seats.extend(cold.seats[:1])",
+        "            self._free_seats += cold.seats[::-1]\n",
+        "            self._free_seats += cold.seats[:1]\n",
+    ),
+    Mutant(
+        "rows of several choices are forgotten when one of them forks",
+        "scheduler/table.py",
+        "        self.num_several -= 1\n",
+        "        self.num_several = 0\n",
+    ),
+    Mutant(
+        "shared tails are forgotten once somebody has copied one",
+        "scheduler/table.py",
+        "self.may_share_tails = bool(self.shares_tail.any())",
+        "self.may_share_tails = False",
     ),
     Mutant(
         "choices are promised no tails of their own",
@@ -297,8 +309,8 @@ MUTANTS = (
     Mutant(
         "the choices of a prompt get seats that are still free",
         "scheduler/table.py",
-        "[self._free_seats.pop() for _ in cold.choices]",
-        "self._free_seats[: -len(cold.choices) - 1 : -1]",
+        "        del self._free_seats[-num:]\n",
+        "",
     ),
     Mutant(
         "found blocks are not pinned",
@@ -321,8 +333,8 @@ MUTANTS = (
     Mutant(
         "a row publishes what it found as if it continued nothing",
         "scheduler/seating.py",
-        "ends.append((*index.end(root, entry.found), len(entry.found)))",
-        "ends.append((*root, len(entry.found)))",
+        "ends.append(index.end(index.root(candidate.cold.salt), entry.found))",
+        "ends.append(index.root(candidate.cold.salt))",
     ),
     # Cancels, deadlines, ends
     Mutant(
@@ -352,8 +364,8 @@ MUTANTS = (
     Mutant(
         "one token more than max_tokens",
         "scheduler/reaping.py",
-        "table.generated_tokens[rows] >= table.max_tokens[rows]",
-        "table.generated_tokens[rows] > table.max_tokens[rows]",
+        "codes[generated >= table.max_tokens[rows]]",
+        "codes[generated > table.max_tokens[rows]]",
     ),
     # Leaving and coming back
     Mutant(
@@ -469,8 +481,8 @@ MUTANTS = (
     Mutant(
         "admission goes beyond the token budget",
         "scheduler/planning.py",
-        "if self._promised + min(remaining, self._block_size) > self.tokens_left:",
-        "if self._promised > self.tokens_left:",
+        "if min(remaining, self._block_size) > self._unpromised:",
+        "if self._unpromised < 0:",
     ),
     # Who leaves
     Mutant(

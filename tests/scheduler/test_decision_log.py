@@ -39,8 +39,8 @@ def test_a_drain_gives_each_record_once_oldest_first():
     assert list(log) == [first, second, third]
 
 
-def test_only_the_newest_are_kept():
-    log = DecisionLog(size=3)
+def test_of_what_was_drained_only_the_newest_are_remembered():
+    log = DecisionLog(remembered=3)
     for record in records(5):
         log.append(record)
         log.drain()
