@@ -47,34 +47,8 @@ def step_frame(
         admitted_cached=report.admitted_cached.tobytes(),
         preempted=report.preempted.tobytes(),
         decisions=tuple(map(_decision, report.decisions)) if report.decisions else (),
-        counters=_counters(statistics, received),
+        counters=Counters(received, *statistics),  # in the same order
         policy_faults=tuple(PolicyFaults(*count) for count in policy_news) if policy_news else (),
-    )
-
-
-def _counters(statistics: Statistics, received: int) -> Counters:
-    return Counters(
-        received=received,
-        running=statistics.running,
-        waiting=statistics.waiting,
-        parked=statistics.parked,
-        swapped=statistics.swapped,
-        at_rest=statistics.at_rest,
-        free_blocks=statistics.free_blocks,
-        cached_blocks=statistics.cached_blocks,
-        total_blocks=statistics.total_blocks,
-        free_host_blocks=statistics.free_host_blocks,
-        total_host_blocks=statistics.total_host_blocks,
-        steps=statistics.steps,
-        preemptions=statistics.preemptions,
-        swaps=statistics.swaps,
-        computed_tokens=statistics.computed_tokens,
-        recomputed_tokens=statistics.recomputed_tokens,
-        generated_tokens=statistics.generated_tokens,
-        prefix_queries=statistics.prefix_queries,
-        prefix_hits=statistics.prefix_hits,
-        decisions_lost=statistics.decisions_lost,
-        policy_faults=statistics.policy_faults,
     )
 
 

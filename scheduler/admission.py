@@ -56,7 +56,7 @@ class Admission:
         seated = table.view(table.seated())
         keep = stores.decisions.reserve_blocks(seated, table.view(candidates), view)
         # What those want kept who are passed over is not held against those behind them
-        extra, kept = np.diff(keep).tolist(), int(keep[0])
+        extra, kept = (keep[1:] - keep[:-1]).tolist(), int(keep[0])
         fresh: list[int] = []
         promised = budget.promised
         for rank, candidate in enumerate(candidates_of(table, candidates)):

@@ -158,8 +158,7 @@ def _features(plan: StepPlan) -> tuple[float, float, float, float]:
     if plan.num_tokens == plan.num_rows:
         return 1.0, float(plan.num_tokens), contexts, 0.0
     chunks = where(plan.num_new > 1)
-    new = plan.num_new[chunks].astype(np.float64)
-    context = plan.num_context[chunks].astype(np.float64)
+    new, context = plan.num_new[chunks], plan.num_context[chunks]
     work = float(new @ (context + new / 2))
     return 1.0, float(plan.num_tokens), contexts - float(context.sum()), work
 

@@ -146,7 +146,7 @@ class DecisionLog:
     keeps what it wants, and to forget an old record takes longer than to make one.
     """
 
-    def __init__(self, size: int = 65_536, remembered: int = 4096) -> None:
+    def __init__(self, size: int = 65_536, remembered: int = 1024) -> None:
         self._new: deque[Decision] = deque(maxlen=size)
         self._drained: deque[Decision] = deque(maxlen=remembered)
         self.lost = 0

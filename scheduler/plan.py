@@ -40,6 +40,9 @@ class Copies(NamedTuple):
     swap_in: Int32Array  # host to device
 
 
+NO_COPIES = Copies(*[np.empty((0, 2), dtype=np.int32)] * 3)
+
+
 class Layout(NamedTuple):
     """The new tokens of a plan, row after row, and where they go."""
 

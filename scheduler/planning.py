@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from cadenza.scheduler.plan import Copies
+from cadenza.scheduler.plan import NO_COPIES, Copies
 from cadenza.scheduler.table import Rows
 
 Counts = npt.NDArray[np.int64]
@@ -46,6 +46,8 @@ class CopyList:
         return len(self.swap_out) + len(self.on_write) + len(self.swap_in)
 
     def freeze(self) -> Copies:
+        if not len(self):
+            return NO_COPIES
         return Copies(*(_pairs(kind) for kind in (self.swap_out, self.on_write, self.swap_in)))
 
 

@@ -168,6 +168,7 @@ class Reaper:
         """One more token for each row; returns for whom it is the last."""
         table, credits = self._stores.table, self._stores.credits
         generated = table.append_tokens(rows, tokens)
+        self._stores.totals.generated_tokens += len(rows)
         if credits.num_limited:
             credits.spend(table.credit[rows])
         return self._finish_codes(rows, tokens, generated)

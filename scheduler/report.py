@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -12,8 +11,7 @@ from cadenza.scheduler.decisions import Decision
 from cadenza.scheduler.plan import Int32Array, Int64Array, StepPlan
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepReport:
+class StepReport(NamedTuple):
     """The last outcome applied, and the seats that changed hands in this step.
 
     `requests`, `tokens`, `finished` and `samples` are parallel: one element for each choice that
@@ -38,8 +36,7 @@ class StepResult(NamedTuple):
     plan: StepPlan | None  # None: nothing to do for the runner
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Statistics:
+class Statistics(NamedTuple):
     """The scheduler's state now, and totals since it was built."""
 
     running: int  # seats taken, parked ones included

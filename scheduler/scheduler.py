@@ -197,7 +197,6 @@ class Scheduler:
         ended = self._reaper.apply(plan, rows, outcome, now_s)
         self._stores.costs.observe(plan, outcome.times)
         self._stores.totals.computed_tokens += plan.num_tokens
-        self._stores.totals.generated_tokens += int(np.count_nonzero(ended.tokens >= 0))
         return ended
 
     def _budget(self, plan: PlanBuilder) -> Budget:

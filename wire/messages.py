@@ -206,7 +206,7 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready", kw_only=T
     load_s: float
 
 
-class Counters(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+class Counters(msgspec.Struct, frozen=True, array_like=True):
     """The engine's state after a step, and totals since it started."""
 
     received: int = 0  # messages that it had handled before the step, all but `Start`
