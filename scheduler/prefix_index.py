@@ -233,7 +233,10 @@ class PrefixIndex:
     def _unpublish(self, blocks: Blocks) -> Blocks:
         """Returns what continued these blocks and is published still."""
         names, heirs = self.names[blocks], self._heir[blocks]
-        behind = heirs[(heirs >= 0) & (self._after[heirs] == names)]
+        self.names[blocks] = _UNPUBLISHED
+        still = where((self.names[heirs] != _UNPUBLISHED) & (heirs >= 0))  # mostly few
+        behind: Blocks = heirs[still]
+        behind = behind[self._after[behind] == names[still]]
         parting = names[self._has_branches[blocks]].tolist()
         branches = [branch for name in parting for branch in self._branches_of.get(name, ())]
         for branch in blocks[self._is_branch[blocks]].tolist():
@@ -245,11 +248,10 @@ class PrefixIndex:
             if not self._branches_of[place[0]]:
                 del self._branches_of[place[0]]
         self._is_branch[blocks] = False
-        self.names[blocks] = _UNPUBLISHED
         if branches:
             behind = np.unique(np.concatenate((behind, np.array(branches, dtype=np.int32))))
-        still: Blocks = behind[self.names[behind] != _UNPUBLISHED]
-        return still
+            behind = behind[self.names[behind] != _UNPUBLISHED]
+        return behind
 
     def _link(self, prefix: Prefix, key: BlockKey, block: int) -> None:
         """Let a block be found after `prefix`: as the heir if there is none, or else by key."""
