@@ -42,6 +42,7 @@ FAST_PROOF = (
     "tests/scheduler/test_reaping.py"
     "::test_a_row_does_not_publish_again_what_it_shared_with_a_failed_one",
     "tests/scheduler/test_preemption.py::test_a_swapped_row_goes_on_where_it_was",
+    "tests/scheduler/test_preemption.py::test_a_swapped_row_that_leaves_gives_its_host_blocks_back",
     "tests/scheduler/test_preemption.py"
     "::test_the_host_copy_is_dropped_when_only_the_last_shared_block_was_evicted",
 )
