@@ -13,7 +13,9 @@ import uvloop
 
 from cadenza.policies.builtin import BUILTIN
 from cadenza.policies.discovery import BUILT_IN, Catalog, Found
+from cadenza.policies.hook_guard import HookGuard
 from cadenza.policies.library import Library
+from cadenza.policies.profile import Profile
 from cadenza.service.engine_client import EngineClient
 from cadenza.service.generator import Generator
 from cadenza.service.limits import Limits
@@ -22,6 +24,7 @@ from cadenza.service.tokenizer import Tokenizer
 from cadenza.wire.messages import PolicyConfig
 
 from .byte_tokenizer import make_tokenizer
+from .entering import front_policies
 from .fake_engine import FakeEngine, echo_numbers
 
 
@@ -65,6 +68,9 @@ def open_front() -> OpenFront:
         ready: bool = True,
         max_model_len: int = 256,
         policies: dict[str, type] | None = None,
+        chosen: dict[str, str] | None = None,
+        options: dict[str, dict[str, Any]] | None = None,
+        guard: HookGuard | None = None,
         limit_s: float = 20.0,
     ) -> AsyncIterator[Front]:
         tokenizer = make_tokenizer()
@@ -75,7 +81,14 @@ def open_front() -> OpenFront:
         ours, theirs = socket.socketpair()
         await engine.attach(theirs)
         client = await EngineClient.connect(ours)
-        generator = Generator(client, tokenizer, model_names=["tiny", "alias"], limits=limits)
+        profile = Profile(chosen, BUILTIN | (policies or {}), options)
+        generator = Generator(
+            client,
+            tokenizer,
+            model_names=["tiny", "alias"],
+            limits=limits,
+            policies=front_policies(profile, guard),
+        )
         found = {
             name: Found(cls=cls, source="test", version="1.5")
             for name, cls in (policies or {}).items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,6 +34,13 @@ READY = Ready(
 )
 
 
+def front_policies(profile: Profile, guard: HookGuard | None) -> FrontPolicies:
+    """As the front has them; without a guard no call takes any time."""
+    if guard is None:
+        return FrontPolicies(profile)
+    return FrontPolicies(profile, guard=guard, timer=time.monotonic)
+
+
 class Door:
     """An `Entrance` on a clock of its own, and what calls want to bring in."""
 
@@ -50,7 +58,7 @@ class Door:
         self.counters = Counters()
         self.metrics = Metrics()
         profile = Profile(chosen, {**BUILTIN, **(policies or {})}, options)
-        self.policies = FrontPolicies(profile, guard=guard)
+        self.policies = front_policies(profile, guard)
         engine: EngineClient = SimpleNamespace(counters=self.counters)  # type: ignore[assignment]
         self.entrance = Entrance(size, self.policies, engine, self.metrics, lambda: self.now_s)
 

@@ -1,45 +1,289 @@
-"""What stays of the front's policies when others take their place."""
+"""Hostile policies in the front's hooks, under uvloop and with real signals: streams go on.
 
-from dataclasses import replace
+Nothing here is timed. A hook that nobody ended would hang its test.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from cadenza.policies import hookimpl
+import numpy as np
+import pytest
+
+from cadenza.policies import ArrivalColumns, Refusal, ServiceView, hookimpl
 from cadenza.policies.builtin import BUILTIN
+from cadenza.policies.hook_guard import SignalGuard
 from cadenza.policies.profile import Profile
-from cadenza.policies.runner import STRIKES, FaultCount
-from cadenza.policies.warm_up import made_up_views
-from cadenza.service.front_policies import FrontPolicies
+from cadenza.policies.runner import STRIKES
+from cadenza.service.errors import Overloaded, QuotaExceeded
+from cadenza.service.http.metrics import Exporter
+from cadenza.service.request import GenerationRequest
+from cadenza.wire.messages import PolicyFaults
 
-STEP = made_up_views()["step"]
-
-
-class Failing:
-    @hookimpl
-    def order_admissions(self) -> Any:
-        raise ValueError("no")
+from .entering import Door
 
 
-POLICIES = {**BUILTIN, "failing": Failing}
-CHOSEN = {"order_admissions": "failing"}
+@pytest.fixture
+def guard() -> Iterator[SignalGuard]:
+    with SignalGuard() as guard:
+        yield guard
 
 
-def fail(policies: FrontPolicies, times: int) -> None:
-    for step_id in range(times):
-        arguments = {"waiting": [], "step": replace(STEP, step_id=step_id)}
-        policies._runner.ask("failing", "order_admissions", lambda answer: answer, arguments)
+def loops(_: Any) -> Any:
+    while True:
+        pass
 
 
-def test_a_policy_that_stays_keeps_its_quarantine_and_one_that_leaves_its_count():
-    policies = FrontPolicies(Profile(CHOSEN, POLICIES))
-    fail(policies, STRIKES)
-    assert policies.quarantined == ("failing",)
+def sleeps(_: Any) -> Any:
+    time.sleep(3600)
 
-    more = {**CHOSEN, "select_victims": "lowest-priority"}
-    policies.use(Profile(more, POLICIES, before=policies.profile))
-    assert policies.quarantined == ("failing",)
-    assert policies.faults == (FaultCount("failing", "order_admissions", STRIKES, True),)
 
-    policies.use(Profile({}, POLICIES, before=policies.profile))
-    assert policies.quarantined == ()
-    assert policies.faults == (FaultCount("failing", "order_admissions", STRIKES, False),)
-    assert policies.last_errors == {("failing", "order_admissions"): "ValueError('no')"}
+def catches(_: Any) -> Any:
+    while True:
+        try:
+            while True:
+                time.sleep(0.001)
+        except BaseException:
+            continue
+
+
+def goes_on(_: Any) -> Any:
+    while True:
+        try:
+            loops(_)
+        finally:
+            continue  # noqa: B012 - that is what is wrong with it
+
+
+def raises(_: Any) -> Any:
+    raise RuntimeError("no")
+
+
+def leaves(_: Any) -> Any:
+    raise SystemExit(3)
+
+
+def interrupts(_: Any) -> Any:
+    raise KeyboardInterrupt
+
+
+def writes(arrivals: ArrivalColumns) -> Any:
+    arrivals.choices[:] = 0
+
+
+def answers_too_long(arrivals: ArrivalColumns) -> Any:
+    return [None] * (len(arrivals) + 1)
+
+
+def answers_nonsense(_: Any) -> Any:
+    return np.array([np.nan])
+
+
+class _Unspeakable(Exception):
+    def __repr__(self) -> str:
+        loops(None)
+        return ""
+
+
+def raises_what_cannot_be_told(_: Any) -> Any:
+    raise _Unspeakable
+
+
+HOSTILE = [
+    loops,
+    sleeps,
+    catches,
+    goes_on,
+    raises,
+    leaves,
+    interrupts,
+    writes,
+    answers_too_long,
+    answers_nonsense,
+    raises_what_cannot_be_told,
+]
+
+
+def hostile(act: Callable[[Any], Any]) -> type:
+    """A policy that does so in both hooks."""
+
+    class Hostile:
+        @hookimpl
+        def gate_arrivals(self, arrivals: ArrivalColumns, service: ServiceView) -> Any:
+            return act(arrivals)
+
+        @hookimpl
+        def shed_load(self, waiting: ArrivalColumns, service: ServiceView) -> Any:
+            return act(waiting)
+
+    return Hostile
+
+
+CHOSEN = {"gate_arrivals": "hostile", "shed_load": "hostile"}
+
+
+async def text_of(front: Any, prompt: str, **fields: Any) -> str:
+    generation = await front.generator.submit(GenerationRequest(text=prompt, **fields))
+    async with generation:
+        return "".join(
+            [event.text async for batch in generation for event in batch if hasattr(event, "text")]
+        )
+
+
+@pytest.mark.parametrize("act", HOSTILE)
+def test_streams_go_on_and_requests_are_served_whatever_a_gate_does(run, open_front, guard, act):
+    async def main():
+        policies = {"hostile": hostile(act)}
+        async with open_front(guard=guard, policies=policies, chosen=CHOSEN) as front:
+            [letter] = front.tokenizer.encode_text("A", opened=False)
+            front.engine.reply = lambda submit: [letter] * 200
+            stream = asyncio.create_task(text_of(front, "other", max_tokens=200))
+            await front.engine.until(lambda: bool(front.engine.running))
+
+            for _ in range(STRIKES + 1):
+                assert await text_of(front, "hello", max_tokens=4) == "A" * 4
+
+            assert len(await stream) == 200
+            ours = front.generator.policies
+            assert ours.quarantined == ("hostile",)
+            [count] = ours.faults
+            assert (count.policy, count.hook) == ("hostile", "gate_arrivals")
+            assert count.faults == STRIKES
+            assert count.quarantined
+            assert front.is_clean()
+
+    run(main())
+
+
+@pytest.mark.parametrize("act", HOSTILE)
+def test_a_full_queue_refuses_the_newcomer_whatever_a_shedding_policy_does(guard, act):
+    door = Door(1, policies={"hostile": hostile(act)}, guard=guard, shed_load="hostile")
+    waiting = door.enter()
+
+    for _ in range(STRIKES + 1):
+        with pytest.raises(Overloaded):
+            door.enter()
+
+    assert waiting.refusal is None
+    assert door.policies.quarantined == ("hostile",)
+
+
+def test_other_gates_are_asked_although_one_fails():
+    class NotYou:
+        @hookimpl
+        def gate_arrivals(self, arrivals: ArrivalColumns) -> list[Refusal]:
+            return [Refusal(reason="Not you.", limit="tenant")] * len(arrivals)
+
+    policies = {"hostile": hostile(raises), "not-you": NotYou}
+    door = Door(policies=policies, gate_arrivals=["hostile", "not-you"])
+
+    with pytest.raises(QuotaExceeded, match="Not you"):
+        door.enter()
+
+
+def test_a_hang_in_one_hook_ends_the_policys_say_about_that_arrival(guard):
+    asked: list[str] = []
+
+    class Hangs:
+        @hookimpl
+        def shed_load(self, waiting: ArrivalColumns) -> np.ndarray:
+            asked.append("shed_load")
+            loops(None)
+            return np.zeros(len(waiting))
+
+        @hookimpl
+        def gate_arrivals(self, arrivals: ArrivalColumns) -> None:
+            asked.append("gate_arrivals")
+
+    door = Door(1, policies={"mine": Hangs}, guard=guard, shed_load="mine", gate_arrivals="mine")
+    door.enter()
+    with pytest.raises(Overloaded):
+        door.enter()
+
+    assert asked == ["gate_arrivals", "shed_load"]
+
+
+def test_signals_and_processes_of_the_loop_work_while_hooks_are_interrupted(run, open_front, guard):
+    async def main():
+        def leave_and_loop(_: Any) -> Any:
+            os.kill(os.getpid(), signal.SIGTERM)
+            loops(_)
+
+        loop, told = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_signal_handler(signal.SIGTERM, told.set)
+        policies = {"hostile": hostile(leave_and_loop)}
+        async with open_front(guard=guard, policies=policies, chosen=CHOSEN) as front:
+            child = await asyncio.create_subprocess_exec(sys.executable, "-c", "print('done')")
+            await text_of(front, "hello")
+            await told.wait()
+            assert await child.wait() == 0
+            told.clear()
+            os.kill(os.getpid(), signal.SIGTERM)
+            await told.wait()
+            assert front.generator.policies.faults[0].faults == 1
+        loop.remove_signal_handler(signal.SIGTERM)
+
+    run(main())
+
+
+def test_a_released_policy_is_asked_again(guard):
+    fails = True
+
+    class Sometimes:
+        @hookimpl
+        def gate_arrivals(self, arrivals: ArrivalColumns) -> list[Refusal]:
+            if fails:
+                raise ValueError
+            return [Refusal(reason="No.", limit="tenant")] * len(arrivals)
+
+    door = Door(policies={"mine": Sometimes}, guard=guard, gate_arrivals="mine")
+    for _ in range(STRIKES + 1):
+        door.enter().leave()
+    fails = False
+
+    door.enter().leave()
+    door.policies.release("mine")
+    with pytest.raises(QuotaExceeded):
+        door.enter()
+
+
+def test_another_profile_takes_over_with_what_waits_and_keeps_the_counts():
+    door = Door(1, policies={"hostile": hostile(raises)}, gate_arrivals="hostile")
+    waiting = door.enter(priority=5)
+    profile = Profile({"shed_load": "lowest-priority"}, dict(BUILTIN), before=door.policies.profile)
+
+    door.policies.use(profile)
+    door.enter(priority=0)
+
+    assert isinstance(waiting.refusal, Overloaded)
+    assert [(count.policy, count.faults) for count in door.policies.faults] == [("hostile", 1)]
+
+
+def test_faults_and_quarantines_of_both_processes_are_in_one_family(run, open_front):
+    async def main():
+        policies = {"hostile": hostile(raises)}
+        async with open_front(policies=policies, chosen=CHOSEN) as front:
+            front.engine.told_policy_faults = (
+                PolicyFaults("hostile", "order_admissions", 2, False),
+                PolicyFaults("other", "select_victims", 1, True),
+            )
+            front.engine.told_counters = {"policy_faults": 3}
+            for _ in range(STRIKES):
+                await text_of(front, "hello")
+            text = Exporter(front.generator).render().decode()
+
+            labels = 'model_name="tiny",policy="hostile"'
+            name = "cadenza:policy_faults_by_hook_total"
+            assert f'{name}{{hook="gate_arrivals",{labels}}} {STRIKES}.0' in text
+            assert f'{name}{{hook="order_admissions",{labels}}} 2.0' in text
+            assert f"cadenza:policy_quarantined{{{labels}}} 1.0" in text
+            assert 'cadenza:policy_quarantined{model_name="tiny",policy="other"} 1.0' in text
+            assert f'cadenza:policy_faults_total{{model_name="tiny"}} {3 + STRIKES}.0' in text
+
+    run(main())
