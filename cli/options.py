@@ -131,7 +131,7 @@ class ServeOptions:
     """Share of the pool that admissions leave free; default: 0.01, or what the preset wants."""
 
     max_num_queued_reqs: Annotated[int, Service, Positive] = 256
-    """Requests that may wait for their first seat; beyond it they are refused."""
+    """Choices that may wait for a first seat; requests beyond that are refused."""
 
     shutdown_timeout: Annotated[float, Service, Seconds] = 30.0
     """Seconds that requests in flight get to end after the first SIGTERM or Ctrl-C."""
