@@ -15,7 +15,7 @@ from cadenza.testing.trial import Failure, Subject, Trial
 SEATS = 4
 NORMAL_PER_STARVING = 3  # admissions between two of starving requests
 _A_STEP = 4  # arrivals; far more than leave
-_STEPS = 400
+_STEPS = 300
 _GIVEN_UP_S = 0.5  # by whoever comes with the flood, or the queue would grow for ever
 _STRIDE = 7  # through the kinds, so that neighbours differ in everything
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -120,6 +122,27 @@ class ReadsAClock:
     @hookimpl
     def order_admissions(self, waiting: RequestColumns) -> Scores:
         return waiting.waits_since_s - time.monotonic()
+
+
+class ReadsTheDate:
+    """At night batches go first."""
+
+    name = "reads-the-date"
+
+    @hookimpl
+    def order_admissions(self, waiting: RequestColumns) -> Scores:
+        sign = -1.0 if datetime.now(UTC).hour < 6 else 1.0
+        return sign * waiting.priority
+
+
+class WaitsForAnEvent:
+    """Of a thread that never comes."""
+
+    name = "waits-for-an-event"
+
+    @hookimpl
+    def order_admissions(self, waiting: RequestColumns) -> None:
+        threading.Event().wait(60)
 
 
 class Sleeps:

@@ -20,6 +20,8 @@ SERVES = "test_it_serves_in_a_scheduler"
 STARVES = "test_nobody_starves"
 FORGETS = "test_it_forgets_who_is_gone"
 
+HANGS = "did not come to an end"
+
 # Which check is meant for which policy, and what it says
 MEANT: dict[str, tuple[str, str]] = {
     "AnswersNan": (ANSWERS, r"order_admissions\(\d+ waiting\).*NaN.*request \d+ \(index"),
@@ -32,6 +34,8 @@ MEANT: dict[str, tuple[str, str]] = {
     "Shuffles": (FOLLOWS, r"answered differently in step 1: 0\.\d+ and 0\.\d+; request 1 "),
     "GoesByHash": (HASHES, "PYTHONHASHSEED"),
     "ReadsAClock": (CLOCKS, r"calls time\.monotonic\(\)"),
+    "ReadsTheDate": (CLOCKS, r"calls datetime\.now\(\)"),
+    "WaitsForAnEvent": (ANSWERS, r"did not come to an end within 0\.02 s"),
     "Sleeps": (CLOCKS, r"calls time\.sleep\(\)"),
     "ComparesAllPairs": (COST, "more than 60000 lines of Python in a call for 1000 requests"),
     "ComparesAFew": (COST, r"\d+ lines of Python for 1000 requests and \d+ for 4000: more than n"),
@@ -54,7 +58,7 @@ def conformance_of(name: str, **attributes: Any) -> PolicyConformance:
 @pytest.mark.parametrize("name", MEANT)
 def test_a_bad_policy_fails_the_check_that_is_meant_for_it(name: str):
     check, message = MEANT[name]
-    conformance = conformance_of(name, **({"patience_s": 0.02} if name == "Hangs" else {}))
+    conformance = conformance_of(name, **({"patience_s": 0.02} if HANGS in message else {}))
 
     with pytest.raises(Failure, match=message):
         getattr(conformance, check)()

@@ -64,9 +64,9 @@ def test_tracers_and_chance_are_put_back():
     sys.settrace(trace)
     sys.setprofile(trace)
     try:
-        for name in vars(PolicyConformance):
-            if name.startswith("test_") and "hash_seed" not in name:
-                getattr(Conformance(), name)()
+        Conformance().test_the_cost_is_bounded()
+        Conformance().test_answers_follow_from_the_questions()
+        Conformance().test_hooks_do_not_ask_for_the_time_or_sleep()
         after = sys.gettrace(), sys.getprofile()
     finally:
         sys.settrace(tracer)
