@@ -20,8 +20,8 @@ from cadenza.scheduler.prefix_index import Prefix, PrefixIndex, Tokens
 Blocks = npt.NDArray[np.int32]
 
 # Cached blocks that an eviction takes at least: so many, or this share of them if that is less
-EVICTED_AHEAD = 1024
-SHARE_AHEAD = 128
+EVICTED_AHEAD = 2048
+SHARE_AHEAD = 64
 
 
 class BlockCounts(NamedTuple):
