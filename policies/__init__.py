@@ -7,6 +7,7 @@
 
 from cadenza.policies.arrivals import ArrivalColumns, Refusal, ServiceView
 from cadenza.policies.markers import HOOKSPEC_VERSION, PROJECT, hookimpl, hookspec
+from cadenza.policies.per_request import per_request
 from cadenza.policies.views import PreemptionCosts, RequestColumns, StepBudget, StepView
 
 __all__ = [
@@ -21,4 +22,5 @@ __all__ = [
     "StepView",
     "hookimpl",
     "hookspec",
+    "per_request",
 ]
