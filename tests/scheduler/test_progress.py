@@ -16,10 +16,10 @@ from cadenza.policies import RequestColumns, StepView, hookimpl
 from cadenza.policies.builtin import BUILTIN
 from cadenza.policies.builtin.bounded_overtake import MAX_OVERTAKES
 from cadenza.policies.profile import Profile
-from cadenza.scheduler.decisions import Admitted, Displaced, Stalled, Starving
+from cadenza.scheduler.decisions import Displaced, Stalled
 from cadenza.scheduler.states import FinishReason
-from cadenza.scheduler.waiting import NORMAL_PER_STARVING
 from cadenza.testing import Driver, oracle
+from tests.scheduler.floods import Flood, overtakers
 
 ORDERS = ["fcfs", "priority"]
 VICTIMS = ["newest", "lowest-priority"]
@@ -245,45 +245,6 @@ def test_a_cap_of_zero_with_everybody_pinned_neither_deadlocks_nor_fails_anybody
     assert preempted, "memory never ran short"
 
 
-def overtaken(driver: Driver, request: int) -> int:
-    """Later arrivals (by number) that were admitted for the first time ahead of `request`."""
-    admitted = [record.request for record in driver.decided if isinstance(record, Admitted)]
-    ahead = admitted[: admitted.index(request)] if request in admitted else admitted
-    return sum(other > request for other in ahead)
-
-
-class Flood:
-    """`poor` requests come first and rank last; others come as fast as they are admitted."""
-
-    def __init__(self, driver: Driver, poor: list[list[int]]) -> None:
-        self.driver, self.poor, self.next_request = driver, poor, len(poor)
-        for request, prompt in enumerate(poor):
-            driver.add(request, prompt, max_tokens=3, priority=9)
-
-    def add(self, prompt: list[int], max_tokens: int = 1) -> None:
-        self.driver.add(self.next_request, prompt, max_tokens, priority=0)
-        self.next_request += 1
-
-    def run(self, rich: list[int], max_tokens: int = 1, least: int = 0) -> None:
-        """Until the last of the poor has ended; `least` others come in each step in any case."""
-        seats = self.driver.scheduler.config.max_num_seqs
-        while not all(request in self.driver.ends for request in range(len(self.poor))):
-            waiting = self.driver.scheduler.statistics().waiting
-            for _ in range(max(least, 2 * seats + len(self.poor) - waiting)):
-                self.add([*rich, self.next_request % 900 + 1], max_tokens)
-            self.driver.step()
-            assert self.next_request < 3_000, "the poor starve"
-
-    def check(self) -> None:
-        """The bound: 64, one step's admissions, and three for each that starves ahead."""
-        seats = self.driver.scheduler.config.max_num_seqs
-        assert {record.request for record in self.driver.decided if isinstance(record, Starving)}
-        for ahead, prompt in enumerate(self.poor):
-            bound = MAX_OVERTAKES + seats + NORMAL_PER_STARVING * ahead
-            assert overtaken(self.driver, ahead) <= bound
-            assert self.driver.tokens[ahead] == oracle(prompt, 3)
-
-
 @pytest.mark.parametrize("seats", [1, 4, 8])
 @pytest.mark.parametrize(
     "chosen",
@@ -323,7 +284,7 @@ def test_a_long_prompt_that_starves_beside_another_prefill_is_not_passed_over(bu
     profile = profile_of(order_admissions="priority", reserve_blocks="none")
     driver = Driver(profile, max_num_seqs=4, num_blocks=64, max_num_batched_tokens=budget)
     flood = Flood(driver, [list(range(1, 62))])
-    while overtaken(driver, 0) < MAX_OVERTAKES - 6:
+    while len(overtakers(driver, 0)) < MAX_OVERTAKES - 6:
         for _ in range(4):
             flood.add([flood.next_request % 900 + 1])
         driver.step()
