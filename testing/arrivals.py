@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -50,6 +51,27 @@ def arrival_columns(num: int | None = None, **columns: Sequence[Any] | float) ->
     for name, values in columns.items():
         table[name] = values
     return ArrivalColumns(table)
+
+
+def random_arrivals(num: int, rng: random.Random, *, now_s: float = NOW_S) -> ArrivalColumns:
+    """So many different requests in the order in which they arrived, the last of them just now."""
+    waits_s = sorted((10 * rng.random() for _ in range(num - 1)), reverse=True)
+    arrivals = [
+        Arrival(
+            arrival_s=now_s - wait_s,
+            choices=rng.choice((1, 1, 1, 4)),
+            prompt_tokens=rng.randrange(1, 3_000),
+            max_tokens=rng.choice((1, 16, 256, 4_096)),
+            priority=rng.choice((-1, 0, 0, 0, 5)),
+            tenant=rng.randrange(5),
+            tenant_queued=rng.randrange(50),
+            deadline_s=now_s + rng.choice((1.0, 100.0, math.inf)),
+            ttft_target_s=rng.choice((0.2, 5.0, math.inf)),
+            tpot_target_s=rng.choice((0.05, math.inf)),
+        )
+        for wait_s in [*waits_s, 0.0][:num]
+    ]
+    return ArrivalColumns(table_of([arrival.packed() for arrival in arrivals]))
 
 
 def service_view(**fields: Any) -> ServiceView:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -25,10 +25,14 @@ def check_growth(subject: Subject, guard: HookGuard) -> None:
 
     What is bounded at more than about 4,000 elements looks as if it were not.
     """
-    trial = Trial(subject, guard)
+    for hooks in subject.processes:
+        _check_instance(Trial(subject, guard), hooks)
+
+
+def _check_instance(trial: Trial, hooks: Sequence[str]) -> None:
     sizes: dict[int, int] = {}
     for num, scene in enumerate(life(_WAITING, _STEPS, seed=2, turnover=_TURNOVER), start=1):
-        for hook, arguments in scene.calls(subject.hooks):
+        for hook, arguments in scene.calls(hooks):
             trial.ask(hook, arguments)
         if num in (_SETTLED, _STEPS):
             sizes[num] = held(trial.instance)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from cadenza.policies.hook_guard import HookGuard
-from cadenza.policies.views import RequestColumns
+from cadenza.policies.views import Columns
 from cadenza.testing.scenes import Scene, life, random_scene
 from cadenza.testing.trial import Failure, Subject, Trial, answered, named
 
@@ -37,33 +37,29 @@ def check_determinism(subject: Subject, guard: HookGuard) -> None:
 
 def check_clocks(subject: Subject, guard: HookGuard) -> None:
     """Raises Failure if a hook asks for the time, or sleeps."""
-    trial = Trial(subject, guard)
-    for scene in _scenes():
-        for hook, arguments in scene.calls(subject.hooks):
-            with _watching(subject.policy.__module__) as called:
-                try:
-                    trial.ask(hook, arguments)
-                except Failure:
-                    if not called:
-                        raise
-            if called:
-                raise Failure(
-                    f"{hook} calls {called[0]}; what it decides must follow from what it is given "
-                    "(step.now_s is the time), and it must not wait"
-                )
+    for trial, _, hook, arguments in _calls(subject, guard):
+        with _watching(subject.policy.__module__) as called:
+            try:
+                trial.ask(hook, arguments)
+            except Failure:
+                if not called:
+                    raise
+        if called:
+            raise Failure(
+                f"{hook} calls {called[0]}; what it decides must follow from what it is given "
+                "(step.now_s is the time), and it must not wait"
+            )
 
 
 def check_input(subject: Subject, guard: HookGuard) -> None:
     """Raises Failure if a hook writes to what it is given, or keeps a view."""
-    trial = Trial(subject, guard)
-    for scene in _scenes():
-        for hook, arguments in scene.calls(subject.hooks):
-            _check_input(trial, hook, arguments)
+    for trial, _, hook, arguments in _calls(subject, guard):
+        _check_input(trial, hook, arguments)
 
 
 def _check_input(trial: Trial, hook: str, arguments: dict[str, Any]) -> None:
     before = {name: _contents(each) for name, each in arguments.items()}
-    views = [name for name, each in arguments.items() if isinstance(each, RequestColumns)]
+    views = [name for name, each in arguments.items() if isinstance(each, Columns)]
     known = {name: sys.getrefcount(arguments[name]) for name in views}
     try:
         trial.ask(hook, arguments)
@@ -91,19 +87,23 @@ def fingerprint(subject: Subject, guard: HookGuard) -> str:
     return "\n".join(answers)
 
 
-def _scenes() -> Iterator[Scene]:
-    yield random_scene(1, seed=1)
-    yield from life(30, 5, seed=2)
+def _calls(
+    subject: Subject, guard: HookGuard
+) -> Iterator[tuple[Trial, Scene, str, dict[str, Any]]]:
+    """Calls of all hooks, with an instance for those of each process."""
+    for hooks in subject.processes:
+        trial = Trial(subject, guard)
+        for scene in (random_scene(1, seed=1), *life(30, 5, seed=2)):
+            for hook, arguments in scene.calls(hooks):
+                yield trial, scene, hook, arguments
 
 
 def _answers(subject: Subject, guard: HookGuard, seed: int = 0) -> list[tuple[str, Scene, Any]]:
     """All answers of one instance, with chance as this seed has it."""
-    trial = Trial(subject, guard)
     with _chance(seed):
         return [
             (hook, scene, np.asarray(trial.ask(hook, arguments)))
-            for scene in _scenes()
-            for hook, arguments in scene.calls(subject.decisions + subject.observers)
+            for trial, scene, hook, arguments in _calls(subject, guard)
         ]
 
 
@@ -168,7 +168,7 @@ def _forbidden(function: Any) -> str | None:
 
 def _contents(view: Any) -> dict[str, Any]:
     """What is in a view, by name, to be compared."""
-    if isinstance(view, RequestColumns):
+    if isinstance(view, Columns):
         # What the view gathered once stays; a writer that goes behind it finds the table
         return {name: each.take(view._rows).tobytes() for name, each in view._columns.items()}
     fields = {each.name: getattr(view, each.name) for each in dataclasses.fields(view)}

@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from cadenza.policies.contract import ARGUMENTS, ENGINE_HOOKS, OBSERVERS
+from cadenza.policies.arrivals import ArrivalColumns, ServiceView
+from cadenza.policies.contract import ARGUMENTS, FRONT_HOOKS, OBSERVERS
 from cadenza.policies.views import RequestColumns, StepView
+from cadenza.testing.arrivals import random_arrivals, service_view
 from cadenza.testing.tables import (
     COLUMNS,
     preemption_costs,
@@ -28,7 +30,8 @@ STARTS_S = 1_000.0  # so that requests may have arrived before
 
 _FIRST = ("on_arrived", "on_generated", "on_finished")
 _LAST = ("on_preempted", "on_admitted", "on_resumed")
-_ORDER = (*_FIRST, *(hook for hook in ENGINE_HOOKS if hook not in _FIRST + _LAST), *_LAST)
+_ORDER = (*_FIRST, *(hook for hook in ARGUMENTS if hook not in _FIRST + _LAST), *_LAST)
+_ABOUT_SOMEBODY = (*OBSERVERS, *FRONT_HOOKS, "allow_displacement")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,17 +46,21 @@ class Scene:
     admitted: RequestColumns
     resumed: RequestColumns
     finished: RequestColumns
+    arrivals: ArrivalColumns
+    queue: ArrivalColumns  # with a newcomer, who is the last
+    service: ServiceView
 
     def calls(self, hooks: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-        """These hooks with arguments of their own, in the order in which a step asks them.
+        """These hooks with arguments of their own, in the order in which they are asked.
 
-        Events are told to nobody of nobody, and no candidate is nobody, as the contract says.
+        Events are told to nobody of nobody; no candidate and no arrival is nobody, as the contract
+        says.
         """
         for hook in _ORDER:
             if hook in hooks:
                 arguments = self._arguments(hook)
                 told = arguments[ARGUMENTS[hook][0]]
-                if len(told) or not (hook in OBSERVERS or hook == "allow_displacement"):
+                if len(told) or hook not in _ABOUT_SOMEBODY:
                     yield hook, arguments
 
     def _arguments(self, hook: str) -> dict[str, Any]:
@@ -72,6 +79,8 @@ class Scene:
             "generated": self.running,
             "finished": self.finished,
         }
+        if hook in FRONT_HOOKS:
+            views = {"arrivals": self.arrivals, "waiting": self.queue, "service": self.service}
         return {name: views[name] for name in ARGUMENTS[hook]}
 
 
@@ -90,6 +99,7 @@ def random_scene(num: int, seed: int, step_id: int = 1) -> Scene:
         admitted=_some(running, slice(0, num // 2)),
         resumed=_some(running, slice(0, num // 4)),
         finished=_some(running, slice(num // 2, num)),
+        **_at_the_front(num, num, rng, step_id),
     )
 
 
@@ -128,6 +138,7 @@ def life(num: int, steps: int, seed: int, turnover: int | None = None) -> Iterat
             admitted=RequestColumns(seats, entered),
             resumed=RequestColumns(seats, back),
             finished=RequestColumns(seats, ended[ends[ended]]),
+            **_at_the_front(turnover, num, rng, step_id),
         )
 
 
@@ -135,6 +146,24 @@ def _joined(columns: dict[str, Any], changed: dict[str, Any]) -> dict[str, Any]:
     """These rows twice, the second time with other values in some columns."""
     second = columns | changed
     return {name: np.concatenate((each, second[name])) for name, each in columns.items()}
+
+
+def _at_the_front(num: int, num_queued: int, rng: random.Random, step_id: int) -> dict[str, Any]:
+    """What a scene has of the front process, where `num` requests arrive."""
+    now_s = STARTS_S + step_id * STEP_S
+    queue = random_arrivals(num_queued, rng, now_s=now_s)
+    return {
+        "arrivals": random_arrivals(num, rng, now_s=now_s),
+        "queue": queue,
+        "service": service_view(
+            step_id=step_id,
+            now_s=now_s,
+            queued=int(queue.choices.sum()),
+            queued_tokens=int(queue.prompt_tokens.sum()),
+            running=rng.randrange(64),
+            free_blocks=600,
+        ),
+    }
 
 
 def _step(step_id: int, preemptions: int) -> StepView:

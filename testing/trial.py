@@ -13,12 +13,21 @@ import numpy as np
 import numpy.typing as npt
 
 from cadenza.policies.builtin import BUILTIN, DEFAULTS
-from cadenza.policies.contract import ARGUMENTS, OBSERVERS, faults_of, hooks_of, name_faults
+from cadenza.policies.contract import (
+    ARGUMENTS,
+    ENGINE_HOOKS,
+    FRONT_HOOKS,
+    OBSERVERS,
+    faults_of,
+    hooks_of,
+    name_faults,
+)
 from cadenza.policies.decisions import Decisions
+from cadenza.policies.front_decisions import FrontDecisions
 from cadenza.policies.hook_guard import HookGuard, NoGuard, SignalGuard
-from cadenza.policies.profile import OBSERVER, Profile, ProfileError
+from cadenza.policies.profile import GATE, OBSERVER, Profile, ProfileError
 from cadenza.policies.runner import PolicyRunner
-from cadenza.policies.views import RequestColumns
+from cadenza.policies.views import Columns, RequestColumns
 
 PATIENCE_S = 1.0  # of processor time; five times as long if it sleeps
 
@@ -78,6 +87,15 @@ class Subject:
         self.profile()
 
     @property
+    def processes(self) -> tuple[tuple[str, ...], ...]:
+        """Its hooks by process, each of which has an instance of its own."""
+        hooks = (
+            tuple(hook for hook in self.hooks if hook in each)
+            for each in (ENGINE_HOOKS, FRONT_HOOKS)
+        )
+        return tuple(each for each in hooks if each)
+
+    @property
     def decisions(self) -> tuple[str, ...]:
         """The hooks whose answers count."""
         return tuple(hook for hook in self.hooks if hook in DEFAULTS)
@@ -112,6 +130,7 @@ class Trial:
             self.profile, timer=time.thread_time, guard=guard, budget_s=subject.patience_s
         )
         self.decisions = Decisions(self.profile, self.runner)
+        self._front = FrontDecisions(self.profile, self.runner)
 
     @property
     def instance(self) -> object:
@@ -124,7 +143,11 @@ class Trial:
         Raises:
             Failure: the hook raised, did not come to an end, or gave no usable answer.
         """
-        answer = getattr(self.decisions, hook)(**arguments)
+        if hook == GATE:
+            answer = self._front.ask_gate(self.subject.name, **arguments)
+        else:
+            asked = self._front if hook in FRONT_HOOKS else self.decisions
+            answer = getattr(asked, hook)(**arguments)
         said = self.fault(hook)
         if said is not None:
             raise Failure(
@@ -161,21 +184,25 @@ class Trial:
         return named(view, np.isnan(scores) | (scores == -np.inf)) if is_float else ""
 
 
-def named(view: RequestColumns, chosen: npt.NDArray[np.bool_]) -> str:
+def named(view: Columns, chosen: npt.NDArray[np.bool_]) -> str:
     """'; request 3 (index 0 of 2)', for the chosen ones; empty if there are none."""
     indices = np.flatnonzero(chosen).tolist()
-    told = [
-        f"request {int(view.request[index])} (index {index} of {len(view)})"
-        for index in indices[:_MOST_NAMED]
-    ]
+    told = [_name(view, index) for index in indices[:_MOST_NAMED]]
     if len(indices) > _MOST_NAMED:
         told.append(f"{len(indices) - _MOST_NAMED} more")
     return "".join(("; ", ", ".join(told))) if told else ""
 
 
-def answered(arguments: dict[str, Any]) -> RequestColumns:
+def _name(view: Columns, index: int) -> str:
+    where = f"index {index} of {len(view)}"
+    if isinstance(view, RequestColumns):
+        return f"request {int(view.request[index])} ({where})"
+    return where  # arrivals have no numbers yet
+
+
+def answered(arguments: dict[str, Any]) -> Columns:
     """Those that the answer has elements for: the last view of requests."""
-    views = [each for each in arguments.values() if isinstance(each, RequestColumns)]
+    views = [each for each in arguments.values() if isinstance(each, Columns)]
     return views[-1]
 
 
@@ -183,7 +210,7 @@ def _told(hook: str, arguments: dict[str, Any]) -> str:
     lengths = [
         f"{len(arguments[name])} {name}"
         for name in ARGUMENTS[hook]
-        if isinstance(arguments[name], RequestColumns)
+        if isinstance(arguments[name], Columns)
     ]
     return f"{hook}({', '.join(lengths)})"
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cadenza.policies import RequestColumns, StepView
-from cadenza.policies.contract import ENGINE_HOOKS
+from cadenza.policies.contract import ARGUMENTS
 from cadenza.testing import (
     Driver,
     ManualClock,
@@ -131,6 +131,6 @@ def test_a_driver_goes_by_the_clock_that_it_is_given():
 
 
 def test_scenes_have_arguments_for_every_hook():
-    asked = {hook for hook, _ in random_scene(4, seed=0).calls(ENGINE_HOOKS)}
+    asked = {hook for hook, _ in random_scene(4, seed=0).calls(tuple(ARGUMENTS))}
 
-    assert asked == {*ENGINE_HOOKS}
+    assert asked == {*ARGUMENTS}
