@@ -22,9 +22,36 @@ _USUAL_SWITCH_S = sys.getswitchinterval()
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 1.0
 
+_set_error = ctypes.pythonapi.PyThreadState_SetAsyncExc
+
 
 class _Abandoned(SystemExit):
-    """Raised where the work happens to be. `threading` keeps quiet about a SystemExit."""
+    """Raised in a thread wherever it happens to be.
+
+    Python makes the instance when something catches it. The next one is pending then, and raised
+    where that goes on, and so on until nothing catches, as in `policies.hook_guard`.
+    """
+
+    def __init__(self) -> None:
+        thread = threading.get_ident()
+        _again[thread]
+
+
+class _Again:
+    """`again[thread]` makes the error pending there, without a call, after which it is looked for.
+
+    Had this been a call, the error would be raised within `_Abandoned.__init__`.
+    """
+
+    __getitem__ = staticmethod(
+        ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_ulong, ctypes.py_object)(
+            ("PyThreadState_SetAsyncExc", ctypes.pythonapi),
+            ((1, "thread"), (1, "error", _Abandoned)),
+        )
+    )
+
+
+_again = _Again()
 
 
 class Preparation(Generic[T]):
@@ -33,6 +60,8 @@ class Preparation(Generic[T]):
     def __init__(self, work: Callable[[], T]) -> None:
         """Begin `work`. What it returns or raises comes in `future`, in another thread."""
         self.future: Future[T] = Future()
+        self._lock = threading.Lock()
+        self._is_over = False  # of the work, so that nothing is raised in what follows
         self._thread = threading.Thread(target=self._run, args=(work,), daemon=True)
         sys.setswitchinterval(_SWITCH_S)
         self._thread.start()
@@ -43,12 +72,21 @@ class Preparation(Generic[T]):
         threading.Thread(target=self._end, daemon=True).start()
 
     def _run(self, work: Callable[[], T]) -> None:
+        thread = ctypes.c_ulong(threading.get_ident())
+        outcome: T | None = None
+        error: BaseException | None = None
         try:
-            outcome, error = work(), None
+            outcome = work()
         except BaseException as caught:
-            outcome, error = None, caught
-        finally:
-            sys.setswitchinterval(_USUAL_SWITCH_S)
+            _set_error(thread, None)  # nothing comes before it that would raise the next one
+            error = caught
+        while not self._is_over:
+            try:
+                with self._lock:
+                    self._is_over = True
+            except _Abandoned:
+                _set_error(thread, None)
+        sys.setswitchinterval(_USUAL_SWITCH_S)
         if not self.future.set_running_or_notify_cancel():
             return
         if error is not None:
@@ -57,11 +95,12 @@ class Preparation(Generic[T]):
             self.future.set_result(outcome)  # type: ignore[arg-type]
 
     def _end(self) -> None:
-        """Interrupt again and again: foreign code may catch anything."""
+        """Interrupt it, and again where it was not in Python code."""
         pause_s = _FIRST_PAUSE_S
         while self._thread.is_alive():
-            identity = ctypes.c_ulong(self._thread.ident or 0)
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(identity, ctypes.py_object(_Abandoned))
+            with self._lock:
+                if not self._is_over:
+                    _again[self._thread.ident or 0]
             self._thread.join(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
