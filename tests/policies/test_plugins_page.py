@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cyclopts import CycloptsError
 
 from cadenza.cli import serve
-from cadenza.cli.main import main
+from cadenza.cli.main import app, main
 from cadenza.policies.choices import DECISIONS
 from cadenza.policies.presets import PRESETS
 from tests.policies.pages import DOCS, blocks_of
@@ -109,11 +110,26 @@ def test_every_example_works(
         elif block.language == "console":
             for line, expected in COMMAND.findall(block.content):
                 assert matches(expected, reader.type(line, capsys)), line
+        elif block.language == "sh":
+            for line in block.content.splitlines():
+                understand(line)
         else:
             assert block.language == "python"
             code = compile(block.content, "plugins.md", "exec", dont_inherit=True)
             exec(code, {"__name__": "example"})
     sys.modules.pop("acme_policies", None)
+
+
+def understand(line: str) -> None:
+    """The command has such flags; what it does needs a service."""
+    name, *words = shlex.split(line)
+    assert name == "cadenza"
+    app.parse_args(words, exit_on_error=False, print_error=False)
+
+
+def test_a_command_that_does_not_exist_is_not_understood():
+    with pytest.raises(CycloptsError):
+        understand("cadenza policies shadow --of")
 
 
 def matches(expected: str, written: str) -> bool:
