@@ -13,6 +13,7 @@ from unittest import SkipTest
 from cadenza.policies.hook_guard import HookGuard
 from cadenza.testing.answers import check_answers, check_service
 from cadenza.testing.costs import check_cost
+from cadenza.testing.fingerprint import NOT_THERE
 from cadenza.testing.growth import check_growth
 from cadenza.testing.purity import check_clocks, check_determinism, check_input, fingerprint
 from cadenza.testing.starvation import check_starvation
@@ -102,7 +103,8 @@ def _of_another_process(subject: Subject) -> str:
     """The fingerprint in a process with another seed for hashes.
 
     Raises:
-        SkipTest: the class cannot be found there, since it is local to a function.
+        SkipTest: the class cannot be found there, as it is local to a function, or its module
+            imports what only this process finds.
     """
     policy = subject.policy
     if "<" in policy.__qualname__:
@@ -117,6 +119,8 @@ def _of_another_process(subject: Subject) -> str:
         capture_output=True,
         text=True,
     )
+    if done.returncode == NOT_THERE:
+        raise SkipTest(done.stdout)
     if done.returncode:
         raise Failure(f"in a process of its own: {done.stderr.strip() or done.stdout}")
     return done.stdout

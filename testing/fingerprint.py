@@ -12,11 +12,17 @@ from types import ModuleType
 from cadenza.testing.purity import fingerprint
 from cadenza.testing.trial import Subject, hook_guard
 
+NOT_THERE = 3  # exit status
+
 
 def main(told: str) -> None:
     """`told` is JSON: module, qualified name, the module's file or null, and options."""
     module, name, file, options = json.loads(told)
-    policy = attrgetter(name)(_load(module, file))
+    try:
+        policy = attrgetter(name)(_load(module, file))
+    except ImportError as error:  # what a test imports need not be there for others
+        sys.stdout.write(f"{module} cannot be imported in another process: {error}")
+        sys.exit(NOT_THERE)
     with hook_guard() as guard:
         sys.stdout.write(fingerprint(Subject(policy, options), guard))
 

@@ -23,7 +23,7 @@ from tests.policies.pages import DOCS, Block, blocks_of
 
 PAGE = (DOCS / "policies.md").read_text()
 BLOCKS = blocks_of(PAGE)
-EXAMPLES = [block for block in BLOCKS if block.mark in ("minimal", "fuller")]
+EXAMPLES = [block for block in BLOCKS if block.mark in ("minimal", "fuller", "also")]
 CHECKS = (
     PolicyConformance.test_a_profile_takes_it,
     PolicyConformance.test_answers_can_be_used,

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from cadenza.policies import StepView, hookimpl, per_request
 from cadenza.testing import Failure, PolicyConformance
 from tests.testing import bad_policies
 
@@ -83,3 +84,23 @@ def test_what_a_hook_raised_is_the_cause(name: str, check: str, cause: type[Exce
         getattr(conformance_of(name), check)()
 
     assert isinstance(info.value.__cause__, cause)
+
+
+class OneByOne:
+    """In plain Python for each request, as far as that is allowed."""
+
+    name = "one-by-one"
+
+    @hookimpl
+    @per_request
+    def order_admissions(self, request: Any) -> float:
+        return float(request.prompt_tokens)
+
+    @hookimpl
+    @per_request
+    def select_victims(self, request: Any, step: StepView) -> float:
+        return step.now_s - request.arrival_s
+
+
+class TestOneByOne(PolicyConformance):
+    policy = OneByOne
