@@ -21,6 +21,7 @@ from cadenza.policies.presets import PRESETS, Preset
 from cadenza.policies.profile import LISTS, OBSERVER
 
 _SHORT = {
+    "lengths": "predict_lengths",
     "budget": "plan_budget",
     "order": "order_admissions",
     "reserve": "reserve_blocks",

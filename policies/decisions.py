@@ -72,6 +72,16 @@ class Decisions:
         return self._runner.faults
 
     @property
+    def predicts_lengths(self) -> bool:
+        """False where the default, nobody, decides: then `predict_lengths` need not be asked."""
+        return self._chose_another("predict_lengths")
+
+    def predict_lengths(self, arrived: RequestColumns, step: StepView) -> FloatArray:
+        """float64 [arrived], output tokens in all; 0 where nobody predicts."""
+        arguments = {"arrived": arrived, "step": step}
+        return self._ask("predict_lengths", _LENGTHS, len(arrived), arguments)
+
+    @property
     def plans_budget(self) -> bool:
         """False where the default decides: then `plan_budget` need not be asked."""
         return self._chose_another("plan_budget")
@@ -224,6 +234,13 @@ def _check_margins(length: int, answer: Any) -> FloatArray:
     return margins
 
 
+def _check_lengths(length: int, answer: Any) -> FloatArray:
+    lengths = _array(answer, length, "fiu", "numbers of tokens").astype(np.float64)
+    if not ((lengths >= 0) & (lengths < np.inf)).all():  # NaN is neither
+        raise AnswerError("lengths must be finite and not negative")
+    return lengths
+
+
 def _check_counts(length: int, answer: Any) -> IntArray:
     counts = _array(answer, length, "iu", "whole numbers").astype(np.int64)
     if (counts < 0).any():
@@ -267,6 +284,7 @@ def _ignore(answer: Any) -> None:
 
 _SCORES: Kind[FloatArray] = Kind(check_scores, lambda size: np.zeros(size, np.float64))
 _MARGINS: Kind[FloatArray] = Kind(_check_margins, lambda size: np.zeros(size, np.float64))
+_LENGTHS: Kind[FloatArray] = Kind(_check_lengths, lambda size: np.zeros(size, np.float64))
 _COUNTS: Kind[IntArray] = Kind(_check_counts, lambda size: np.zeros(size, np.int64))
 _MASK: Kind[BoolArray] = Kind(_check_mask, lambda size: np.zeros(size, np.bool_))
 _BUDGET = Kind(_check_budget, StepBudget)

@@ -35,20 +35,35 @@ from cadenza.policies.views import (
 
 
 @hookspec(firstresult=True)
+def predict_lengths(arrived: RequestColumns, step: StepView) -> FloatArray | None:
+    """Say how many output tokens requests that have come since the last step will have in all.
+
+    Called first in a step, with at least one request, and only under a profile that chose a policy
+    other than the default. Asked of those for whom whoever sent them has not said it. In the first
+    step of policies that took the place of others everybody who is here and for whom nobody has
+    predicted is among them. Return one float per request, finite and none negative; 0 says nothing.
+    Answers are rounded up, cut to `max_tokens`, and stay with the request as `predicted_tokens`,
+    which other policies see from then on. Where that is 0, `srpt-limited`, `cheapest` and others
+    that use `policies.lengths` go by what they have learned for themselves. None says nothing of
+    anybody. Default: nobody predicts. Stops at the first answer.
+    """
+
+
+@hookspec(firstresult=True)
 def plan_budget(
     running: RequestColumns, waiting: RequestColumns, step: StepView
 ) -> StepBudget | None:
     """Say how many tokens this step may compute, and how many of one prompt.
 
-    Called first in a step in which anybody is here, once what the last one computed is known, and
-    only under a profile that chose a policy other than the default. `running` are all requests with
-    a seat, the parked ones among them; `waiting` are all others. `tokens` is a whole number of at
-    least 1; more than is configured, which is `step.token_budget`, counts as that. Every running
-    request that decodes gets its token even if there are more of them than `tokens`; what they
-    leave is shared by prompts, each with `prefill_chunk` at most. A prompt that gets nothing waits
-    for a later step, with all it holds; while nobody decodes one always moves on. For the rest of
-    the step `step.token_budget` is what was answered. Default: what is configured, in every step,
-    and no limit for a prompt. Stops at the first answer.
+    Called before the decisions below, in a step in which anybody is here, once what the last one
+    computed is known, and only under a profile that chose a policy other than the default.
+    `running` are all requests with a seat, the parked ones among them; `waiting` are all others.
+    `tokens` is a whole number of at least 1; more than is configured, which is `step.token_budget`,
+    counts as that. Every running request that decodes gets its token even if there are more of them
+    than `tokens`; what they leave is shared by prompts, each with `prefill_chunk` at most. A prompt
+    that gets nothing waits for a later step, with all it holds; while nobody decodes one always
+    moves on. For the rest of the step `step.token_budget` is what was answered. Default: what is
+    configured, in every step, and no limit for a prompt. Stops at the first answer.
     """
 
 

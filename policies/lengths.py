@@ -17,14 +17,19 @@ class LengthPredictor:
     """Mean output length of requests of a kind, drawn towards that of all.
 
     A kind is a tenant, a power of two of prompt tokens, and one of `max_tokens`. A request's own
-    `predicted_tokens`, which no API sets yet, go before; nobody generates more than `max_tokens`.
-    Before anything has finished, everybody is expected to use all of it.
+    `predicted_tokens`, as the hook `predict_lengths` sets them, go before; nobody generates more
+    than `max_tokens`. Before anything has finished, everybody is expected to use all of it.
     """
 
     def __init__(self) -> None:
         kinds = _TENANTS * _PROMPTS * _LIMITS
         self._sums, self._weights = np.zeros(kinds), np.zeros(kinds)
         self._sum = self._weight = 0.0
+
+    @property
+    def has_learned(self) -> bool:
+        """Whether anything has finished."""
+        return self._weight > 0
 
     def learn(self, finished: RequestColumns) -> None:
         """Take in how long finished requests became; those that never generated say nothing."""
@@ -40,7 +45,7 @@ class LengthPredictor:
     def total(self, requests: RequestColumns) -> FloatArray:
         """Output tokens in all that each request is expected to have; at least 1."""
         limits = requests.max_tokens
-        if self._weight:
+        if self.has_learned:
             kinds = _kinds(requests)
             prior = _SHRINKAGE * self._sum / self._weight
             expected = (self._sums[kinds] + prior) / (self._weights[kinds] + _SHRINKAGE)

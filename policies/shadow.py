@@ -42,6 +42,7 @@ def _victims(live: Array, shadow: Array, arguments: dict[str, Any]) -> Differenc
 
 
 _COMPARE: dict[str, tuple[str, _Compare]] = {
+    "predict_lengths": ("mean difference in tokens", lambda *pair: of_counts(*pair[:2])),
     "plan_budget": ("mean difference in tokens", lambda *pair: of_budgets(*pair[:2])),
     "order_admissions": ("mean change of place, 1 is reversed", _order),
     "reserve_blocks": ("mean difference in blocks", lambda *pair: of_counts(*pair[:2])),
@@ -83,7 +84,7 @@ class ShadowedDecisions(Decisions):
     """Decides as `Decisions` does, and asks and tells a shadow everything as well.
 
     Displacement is asked of the shadow only where the live profile may displace: otherwise the
-    scheduler has no such question. A budget is asked for if either of them plans any.
+    scheduler has no such question. A budget, or lengths, if either of them has a policy for it.
     """
 
     def __init__(
@@ -112,6 +113,10 @@ class ShadowedDecisions(Decisions):
             {"waiting": waiting, "step": step},
         )
         return starving
+
+    @property
+    def predicts_lengths(self) -> bool:
+        return super().predicts_lengths or self._other.predicts_lengths
 
     @property
     def plans_budget(self) -> bool:

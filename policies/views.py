@@ -150,9 +150,10 @@ class RequestColumns(Columns):
 
     @property
     def predicted_tokens(self) -> IntArray:
-        """Output tokens in all that whoever sent the request expects; 0: nobody said.
+        """Output tokens in all that are expected, at most `max_tokens`; 0: nobody said.
 
-        No API sets them yet.
+        By whoever sent the request, which no API lets them yet, or by a policy for
+        `predict_lengths`.
         """
         return self._gather("predicted_tokens")
 

@@ -34,11 +34,25 @@ class Arrivals:
     def tell(self, now_s: float) -> None:
         """Tell policies of the new rows, which are new no more."""
         decisions = self._stores.decisions
+        if decisions.predicts_lengths:
+            self._predict(now_s)
         if self._former is not None:
             self._introduce(self._former, now_s)
         elif self._new and decisions.observes("on_arrived"):
             decisions.on_arrived(self._view(self._new), self._stores.view(now_s))
         self._new, self._former = [], None
+
+    def _predict(self, now_s: float) -> None:
+        """Let a policy say how long outputs become, of those for whom nobody has said it."""
+        stores, table = self._stores, self._stores.table
+        rows = _rows(self._new)
+        if self._former is not None and stores.decisions.newcomers:
+            rows = np.unique(_rows([*self._former, *self._new]))
+        rows = rows[table.predicted_tokens[rows] == 0]
+        if len(rows):
+            lengths = stores.decisions.predict_lengths(table.view(rows), stores.view(now_s))
+            most = table.max_tokens[rows]
+            table.predicted_tokens[rows] = np.ceil(np.minimum(lengths, most)).astype(np.int64)
 
     def _introduce(self, former: Sequence[int], now_s: float) -> None:
         stores, table = self._stores, self._stores.table

@@ -38,6 +38,7 @@ def _victims(was: _Array, would_be: _Array, asked: Asked) -> Difference:
 
 
 _COMPARE: dict[str, Callable[[Any, Any, Asked], Difference]] = {
+    "predict_lengths": lambda was, would_be, _: of_counts(was, would_be),
     "plan_budget": lambda was, would_be, _: of_budgets(was, would_be),
     "order_admissions": _order,
     "select_victims": _victims,

@@ -31,7 +31,7 @@ STARTS_S = 1_000.0  # so that requests may have arrived before
 _FIRST = ("on_arrived", "on_generated", "on_finished")
 _LAST = ("on_preempted", "on_admitted", "on_resumed")
 _ORDER = (*_FIRST, *(hook for hook in ARGUMENTS if hook not in _FIRST + _LAST), *_LAST)
-_ABOUT_SOMEBODY = (*OBSERVERS, *FRONT_HOOKS, "allow_displacement")
+_ABOUT_SOMEBODY = (*OBSERVERS, *FRONT_HOOKS, "allow_displacement", "predict_lengths")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

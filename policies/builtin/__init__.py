@@ -17,8 +17,10 @@ from cadenza.policies.builtin.new_token_ratio import NewTokenRatio
 from cadenza.policies.builtin.newcomer import Newcomer
 from cadenza.policies.builtin.newest import Newest
 from cadenza.policies.builtin.no_evict import NoEvict
+from cadenza.policies.builtin.no_prediction import NoPrediction
 from cadenza.policies.builtin.no_reservation import NoReservation
 from cadenza.policies.builtin.nobody import Nobody
+from cadenza.policies.builtin.observed_lengths import ObservedLengths
 from cadenza.policies.builtin.past_future import PastFuture
 from cadenza.policies.builtin.prefix_aware import PrefixAware
 from cadenza.policies.builtin.prefix_fair import PrefixFair
@@ -52,8 +54,10 @@ BUILTIN: dict[str, type] = {
         Newcomer,
         Newest,
         NoEvict,
+        NoPrediction,
         NoReservation,
         Nobody,
+        ObservedLengths,
         PastFuture,
         PrefixAware,
         PrefixFair,
@@ -70,6 +74,7 @@ BUILTIN: dict[str, type] = {
 }
 
 DEFAULTS: dict[str, str] = {
+    "predict_lengths": NoPrediction.name,
     "plan_budget": Calibrated.name,
     "order_admissions": Fcfs.name,
     "reserve_blocks": NewTokenRatio.name,
@@ -101,8 +106,10 @@ __all__ = [
     "Newcomer",
     "Newest",
     "NoEvict",
+    "NoPrediction",
     "NoReservation",
     "Nobody",
+    "ObservedLengths",
     "PastFuture",
     "PrefixAware",
     "PrefixFair",

@@ -18,8 +18,8 @@ class Cheapest:
 
     Those are its tokens in blocks that it holds alone: the others stay where they are, and are
     found again. A fixed part is added, so that small requests, which free little, are not taken in
-    great numbers. Outputs to come are predicted online, as by
-    `srpt-limited`: who would soon end, and free its blocks for nothing, stays.
+    great numbers. Outputs to come are predicted as by `srpt-limited`: who would soon end, and free
+    its blocks for nothing, stays.
 
     A rule of ours, after the cost models of swap and recompute: whether a victim is swapped is
     chosen later, and a copy costs in proportion to its blocks, so that both ways give the same

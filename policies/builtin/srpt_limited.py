@@ -22,8 +22,9 @@ class SrptLimited:
     pushed out has the more to come, so that two never push each other out in turn while their
     predictions stand.
 
-    Outputs are predicted online from those of the same kind (tenant, size of prompt, `max_tokens`);
-    the paper probes the model's layers. `predicted_tokens`, where given, go before. It loses
+    Outputs are as long as `predicted_tokens` says, where whoever sent the request or a policy for
+    `predict_lengths` has said it; otherwise predicted online from those of the same kind (tenant,
+    size of prompt, `max_tokens`). The paper probes the model's layers. It loses
     the tail: long requests wait until a guard helps them, so never use it without one; and where
     lengths cannot be told from kinds, it is no better than arrival order. Mean times gain the most
     from heavy-tailed outputs, whose tails lose the most.

@@ -47,6 +47,35 @@ def test_every_hook_has_a_test_a_default_and_a_docstring():
         assert "Default:" in (spec.__doc__ or ""), f"{name} does not name its default"
 
 
+def test_hook_predict_lengths():
+    asked: list[list[int]] = []
+    told: list[list[int]] = []
+
+    class Predicts:
+        @hookimpl
+        def predict_lengths(self, arrived: RequestColumns, step: StepView) -> np.ndarray:
+            asked.append(arrived.request.tolist())
+            return np.where(arrived.request == 4, 0.0, arrived.prompt_tokens + 0.5)
+
+        @hookimpl
+        def on_arrived(self, arrived: RequestColumns, step: StepView) -> None:
+            told.append(arrived.predicted_tokens.tolist())
+
+    driver = driver_with(Predicts, "predict_lengths")
+    driver.add(0, [1] * 3, max_tokens=9)
+    driver.add(1, [1] * 12, max_tokens=9)
+    driver.add(2, [1], max_tokens=9, predicted_tokens=7)
+    driver.step()
+    driver.step()
+    driver.add(3, [1], max_tokens=9, predicted_tokens=5)
+    driver.step()
+    driver.add(4, [1], max_tokens=9)
+    driver.run()
+
+    assert asked == [[0, 1], [4]]
+    assert told == [[4, 9, 7], [5], [0]]
+
+
 def test_hook_plan_budget():
     told: list[tuple[list[int], list[int], int]] = []
     budgets: list[int] = []
@@ -478,7 +507,8 @@ def test_hooks_are_asked_in_the_order_of_the_phases():
     for request in range(3):
         driver.add(request, [request + 1] * 7, max_tokens=12)
     driver.step()
-    assert calls == ["plan_budget", "guard_starvation", "order_admissions", "reserve_blocks"]
+    decided = ["guard_starvation", "order_admissions", "reserve_blocks"]
+    assert calls == ["predict_lengths", "plan_budget", *decided]
 
     while driver.scheduler.has_unfinished and not driver.preempted:
         calls.clear()

@@ -6,7 +6,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cadenza.policies.builtin import Cheapest, FewestGenerated, Mlfq, SrptLimited
+from cadenza.policies import RequestColumns, StepView, hookimpl
+from cadenza.policies.builtin import (
+    BUILTIN,
+    Cheapest,
+    FewestGenerated,
+    Mlfq,
+    NoPrediction,
+    ObservedLengths,
+    SrptLimited,
+)
+from cadenza.policies.decisions import Decisions
 from cadenza.policies.lengths import LengthPredictor
 from cadenza.policies.profile import Profile
 from cadenza.testing import Driver
@@ -252,3 +262,77 @@ class TestVictims:
 
         assert driver.preempted
         assert all(len(tokens) == 20 for tokens in driver.tokens.values())
+
+
+class TestPredictions:
+    def test_by_default_nobody_predicts_and_nobody_is_asked(self):
+        assert NoPrediction().predict_lengths(whole(arrival=[0, 1]), STEP).tolist() == [0.0, 0.0]
+        assert not Decisions(Profile()).predicts_lengths
+        assert Decisions(Profile({"predict_lengths": "observed-lengths"})).predicts_lengths
+
+    def test_observed_lengths_say_nothing_before_anything_has_finished(self):
+        policy = ObservedLengths()
+        new = whole(tenant=[1, 2])
+        assert policy.predict_lengths(new, STEP) is None
+
+        for _ in range(200):
+            policy.on_finished(whole(tenant=[1, 2], generated_tokens=[10, 90]), STEP)
+        assert policy.predict_lengths(new, STEP).tolist() == pytest.approx([10, 90], abs=4)
+
+    @pytest.mark.parametrize(
+        ("answer", "lengths"),
+        [
+            (np.array([3.5, 0.0]), [3.5, 0.0]),
+            (np.array([3, 10**9]), [3.0, 1e9]),
+            (None, [0.0, 0.0]),
+        ],
+        ids=repr,
+    )
+    def test_an_answer_that_can_be_used(self, answer: object, lengths: list[float]):
+        decisions = self._answering(answer)
+
+        assert decisions.predict_lengths(whole(arrival=[0, 1]), STEP).tolist() == lengths
+        assert decisions.faults == 0
+
+    @pytest.mark.parametrize(
+        "answer",
+        [
+            np.array([1.0, np.nan]),
+            np.array([1.0, np.inf]),
+            np.array([1.0, -1.0]),
+            np.array([1.0]),
+            np.array([True, False]),
+            [1.0, 2.0],
+        ],
+        ids=repr,
+    )
+    def test_a_wrong_answer_says_nothing(self, answer: object):
+        decisions = self._answering(answer)
+
+        assert decisions.predict_lengths(whole(arrival=[0, 1]), STEP).tolist() == [0.0, 0.0]
+        assert decisions.faults == 1
+
+    @staticmethod
+    def _answering(answer: object) -> Decisions:
+        class Policy:
+            @hookimpl
+            def predict_lengths(self, arrived: RequestColumns, step: StepView) -> object:
+                return answer
+
+        return Decisions(Profile({"predict_lengths": "mine"}, {**BUILTIN, "mine": Policy}))
+
+    def test_an_order_by_lengths_goes_by_what_was_predicted(self):
+        """Requests with an even number of prompt tokens are said to be short."""
+
+        class Even:
+            @hookimpl
+            def predict_lengths(self, arrived: RequestColumns, step: StepView) -> np.ndarray:
+                return np.where(arrived.prompt_tokens % 2, 50.0, 2.0)
+
+        chosen = {"order_admissions": "srpt-limited", "predict_lengths": "even"}
+        driver = Driver(Profile(chosen, {**BUILTIN, "even": Even}), max_num_seqs=1)
+        for request, length in enumerate((3, 4, 5, 6)):
+            driver.add(request, [1] * length, max_tokens=60, ignore_eos=True)
+        driver.run()
+
+        assert driver.admitted[:2] == [1, 3]

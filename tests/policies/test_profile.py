@@ -17,7 +17,7 @@ from tests.policies.views import STEP, columns
 @pytest.mark.parametrize(
     ("chosen", "message"),
     [
-        ({"order": "fcfs"}, "there is no hook 'order'; hooks are plan_budget, order_admissions, "),
+        ({"order": "fcfs"}, "there is no hook 'order'; hooks are predict_lengths, plan_budget, "),
         ({"on_finished": "past-future"}, "'on_finished' is not chosen: every policy"),
         ({"order_admissions": "lifo"}, "there is no policy 'lifo'; policies are "),
         (

@@ -51,12 +51,13 @@ class Narrow:
 
 
 CHOICES: dict[str, list[str]] = {
-    "order_admissions": ["fcfs", "priority"],
+    "order_admissions": ["fcfs", "priority", "srpt-limited"],
     "reserve_blocks": ["none", "none", "no-evict", "new-token-ratio", "past-future"],
     "select_victims": ["newest", "lowest-priority"],
     "choose_preemption": ["recompute", "swap", "cost-model"],
     "allow_displacement": ["nobody", "strict-priority"],
     "guard_starvation": ["bounded-overtake", Impatient.name],
+    "predict_lengths": ["no-prediction", "observed-lengths"],
     "plan_budget": ["calibrated", "calibrated", "tpot-target", Narrow.name],
 }
 

@@ -155,3 +155,29 @@ def test_nobody_keeps_the_former_policies():
 
     assert former() is None
     driver.run()
+
+
+def test_new_policies_predict_for_those_that_are_here_and_have_no_prediction():
+    asked: list[list[int]] = []
+
+    class Predicts:
+        @hookimpl
+        def predict_lengths(self, arrived: RequestColumns, step: StepView) -> np.ndarray:
+            asked.append(arrived.request.tolist())
+            return np.where(arrived.request == 1, 0.0, 5.0)
+
+    def predicting() -> Decisions:
+        return Decisions(Profile({"predict_lengths": "mine"}, {**BUILTIN, "mine": Predicts}))
+
+    driver = Driver()
+    driver.add(0, [1], max_tokens=9, predicted_tokens=3)
+    for request in (1, 2):
+        driver.add(request, [1], max_tokens=9)
+    driver.step()
+    driver.scheduler.use(predicting())
+    driver.add(3, [1], max_tokens=9)
+    driver.step()
+    driver.scheduler.use(predicting())
+    driver.run()
+
+    assert asked == [[1, 2, 3], [1]]

@@ -23,6 +23,7 @@ from cadenza.testing import (
 from cadenza.testing.tables import COLUMNS
 
 EVERYTHING = {
+    "predict_lengths": "observed-lengths",
     "plan_budget": "tpot-target",
     "reserve_blocks": "none",
     "order_admissions": "priority",
