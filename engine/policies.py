@@ -19,7 +19,7 @@ from cadenza.policies.blame import Blame
 from cadenza.policies.contract import ARGUMENTS, ENGINE_HOOKS
 from cadenza.policies.decisions import Decisions
 from cadenza.policies.hook_guard import HookGuard
-from cadenza.policies.library import Library, prepare
+from cadenza.policies.library import Library, prepare, too_late
 from cadenza.policies.preparation import Preparation, aside
 from cadenza.policies.profile import Profile
 from cadenza.policies.runner import FaultCount, PolicyRunner, PolicyUnusable
@@ -53,6 +53,7 @@ class _Change:
     preparation: Preparation[Profile]
     deadline_s: float
     apply: Callable[[Profile, Scheduler], None]
+    too_late: str  # what to say if it takes longer
 
 
 class EnginePolicies:
@@ -126,7 +127,7 @@ class EnginePolicies:
             if self._timer() < change.deadline_s:
                 return None
             change.preparation.abandon()
-            error: str | None = f"The policies were not ready within {self._limit_s:g} s."
+            error: str | None = change.too_late
         else:
             error = self._apply(change, scheduler)
         self._change = None
@@ -148,7 +149,13 @@ class EnginePolicies:
             return profile
 
         deadline_s = self._timer() + self._limit_s
-        self._change = _Change(number, prepare(build), deadline_s, apply)
+        self._change = _Change(
+            number,
+            prepare(build),
+            deadline_s,
+            apply,
+            too_late=too_late(config.chosen, before, self._limit_s),
+        )
         return None
 
     def _apply(self, change: _Change, scheduler: Scheduler) -> str | None:

@@ -100,3 +100,11 @@ def prepare(build: Callable[[], Profile]) -> Preparation[Profile]:
             raise ProfileError(f"the policies cannot be built: {describe(error)}") from error
 
     return Preparation(work)
+
+
+def too_late(chosen: ByHook, before: Profile | None, limit_s: float) -> str:
+    """What to say of a preparation that was given up."""
+    known = () if before is None else before.policies
+    new = dict.fromkeys(name for names in chosen.values() for name in names if name not in known)
+    whom = ", ".join(new) or "those with other options"
+    return f"The new policies ({whom}) were not built and tried within {limit_s:g} s."

@@ -17,7 +17,7 @@ import structlog
 from cadenza.policies.choices import Choices, choices_of
 from cadenza.policies.contract import FRONT_HOOKS
 from cadenza.policies.errors import ProfileError
-from cadenza.policies.library import Library, prepare
+from cadenza.policies.library import Library, prepare, too_late
 from cadenza.policies.preparation import aside
 from cadenza.policies.profile import Profile
 from cadenza.policies.runner import PolicyUnusable
@@ -197,8 +197,7 @@ class PolicyControl:
                 return await asyncio.wrap_future(preparation.future)
         except TimeoutError as error:
             preparation.abandon()
-            message = f"The policies were not ready within {self._limit_s:g} s."
-            raise InvalidRequest(message) from error
+            raise InvalidRequest(too_late(choices.chosen, before, self._limit_s)) from error
         except ProfileError as error:
             raise InvalidRequest(str(error)) from error
 

@@ -306,7 +306,9 @@ def test_a_constructor_that_hangs_is_given_up():
     now_s = 20.0
     answer = changing.policies.advance(scheduler)
 
-    assert answer == PoliciesAnswer(1, "The policies were not ready within 20 s.")
+    assert answer == PoliciesAnswer(
+        1, "The new policies (hanging) were not built and tried within 20 s."
+    )
     assert changing.use(choice(order_admissions="reversed")) is None
     Hanging.go.set()
     assert changing.policies.advance(scheduler) is None, "what comes too late is nobody's"
