@@ -18,7 +18,7 @@ from cadenza.v1 import generation_pb2 as pb
 
 # A message may quote the client, and trailing metadata over 8 KiB reaches no client at all: it
 # travels percent-encoded (up to 3 bytes each) and again, twice, within the base64 of the details.
-_MAX_MESSAGE_CHARS = 256
+_MAX_MESSAGE_BYTES = 1024
 
 PUSHBACK = "grpc-retry-pushback-ms"  # the key that gRPC's own retry policy reads
 
@@ -109,4 +109,7 @@ def _path(error: RequestError) -> str | None:
 def _sentence(message: str) -> str:
     """`message`, short enough to arrive."""
     text = encodable(message)
-    return text if len(text) <= _MAX_MESSAGE_CHARS else text[: _MAX_MESSAGE_CHARS - 1] + "…"
+    encoded = text.encode()
+    if len(encoded) <= _MAX_MESSAGE_BYTES:
+        return text
+    return encoded[: _MAX_MESSAGE_BYTES - 3].decode(errors="ignore") + "…"

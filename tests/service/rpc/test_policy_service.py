@@ -134,6 +134,15 @@ async def test_bad_input(open_front: OpenFront, content: dict[str, Any], message
         assert (await served.get()).live.preset == ""
 
 
+@pytest.mark.parametrize("character", ["x", "漢", "🐉"])
+async def test_long_refusals_arrive(open_front: OpenFront, character: str):
+    async with serving(open_front) as served:
+        code, told = await status(served.stub.UseProfile(profile({"preset": character * 3000})))
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        assert told.startswith(f"there is no preset '{character}")
+        assert told.endswith("…")
+
+
 async def test_bytes_that_are_no_message(open_front: OpenFront):
     async with serving(open_front) as served:
         for method in ("GetPolicies", "UseProfile", "ReleasePolicy", "UseShadow"):

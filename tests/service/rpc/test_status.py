@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from urllib.parse import quote
 
 import grpc
 import pytest
@@ -82,3 +83,19 @@ def test_every_input_field_is_read():
         else:
             setattr(message, field.name, "x" if field.type == field.TYPE_STRING else 1)
         assert to_request(message) != to_request(pb.GenerationInput()), field.name
+
+
+@pytest.mark.parametrize("character", ["x", "\n", "ü", "漢", "🐉"])
+def test_a_long_message_fits_into_trailing_metadata(character: str):
+    proto = status.to_proto(InvalidRequest(character * 5000, field="messages[3].content"))
+
+    assert len(proto.message.encode()) <= 1024
+    assert proto.message.endswith("…")
+    percent_encoded = len(quote(proto.message))
+    base64_encoded = -(-len(proto.SerializeToString()) // 3) * 4
+    assert percent_encoded + base64_encoded < 7 * 1024
+
+
+def test_many_faults_of_a_profile_are_told_in_full():
+    faults = "\n".join(f"  - policy 'x{number}': there is no option 'y'" for number in range(20))
+    assert status.to_proto(InvalidRequest(faults)).message == faults
