@@ -60,8 +60,9 @@ class Entrance:
             for tenant in entry.tenants:
                 queue.tenants.leave(tenant)
             raise
-        for each in leaving:
-            each.refuse(self._refused(SHED, queue.overloaded()))
+        errors = [self._refused(SHED, queue.overloaded()) for _ in leaving]
+        for each, error in zip(leaving, errors, strict=True):
+            each.refuse(error)
         queue.enter(entry)
         return entry
 

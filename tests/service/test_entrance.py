@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import random
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import pytest
 
 from cadenza.policies import ArrivalColumns, Refusal, ServiceView, hookimpl
+from cadenza.policies.tenants import MAX_IDLE
 from cadenza.service.errors import Overloaded, QuotaExceeded
 from cadenza.wire.messages import Counters
 
@@ -108,6 +110,9 @@ def test_just_enough_leave_the_last_in_rank_first():
     assert [name for name, entry in entries.items() if entry.refusal] == ["a", "b", "c"]
     assert door.queue.num_taken == 6
     assert door.metrics.refused == {"max_num_queued_reqs": 0, "shed": 3}
+    assert {str(entries[name].refusal) for name in "abc"} == {
+        "The queue is full (6 choices wait). Try again later."
+    }
 
 
 def test_who_need_not_leave_is_spared():
@@ -239,6 +244,29 @@ def test_a_gate_refuses_in_its_own_words_for_whose_limit_it_is(gate: Gate, error
     assert door.queue.num_taken == 0
     door.enter(tenant="b")
     assert door.queue.num_taken == 1
+
+
+@pytest.mark.parametrize("way", ["leave", "refused by a gate", "refused for the queue"])
+def test_tenants_that_come_and_go_are_forgotten(way: str):
+    class Nobody:
+        @hookimpl
+        def gate_arrivals(self, arrivals: ArrivalColumns) -> list[Refusal]:
+            return [Refusal(reason="No.", limit="tenant")] * len(arrivals)
+
+    gates = {"policies": {"nobody": Nobody}, "gate_arrivals": "nobody"}
+    door = Door(1, **(gates if way == "refused by a gate" else {}), shed_load="lowest-priority")
+    if way == "refused for the queue":
+        door.enter()
+    numbers = set()
+    for num in range(3 * MAX_IDLE):
+        with suppress(Overloaded, QuotaExceeded):
+            entry = door.enter(tenant=f"tenant {num}")
+            entry.leave()
+        number = door.queue.tenants.enter(f"another {num}")
+        door.queue.tenants.leave(number)
+        numbers.add(number)
+
+    assert max(numbers) <= MAX_IDLE + 3
 
 
 def test_a_full_queue_costs_no_gate_anything():
