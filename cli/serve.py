@@ -39,6 +39,7 @@ def run(model: str, options: ServeOptions, policies: PolicyOptions) -> int:
         tokenizer = load_tokenizer(located.path)
     except (CheckpointError, ProfileError) as error:
         raise UsageError(str(error)) from error
+    configure_logging(config.engine.log_level)
     progress = Progress(sys.stdout)
     progress.note(f"Loading {located.served_name}")
     was_ready = False
@@ -125,7 +126,7 @@ def _front_config(located: Located, options: ServeOptions, policies: PolicyOptio
             watermark=_watermark(options.watermark, configured.watermark),
             threads=options.threads,
             policies=configured.config,
-            log_level=_engine_log_level(options.log_level, configured.config.trace),
+            log_level=_log_level(options.log_level, configured.config.trace),
             log_json=not sys.stderr.isatty(),
         ),
     )
@@ -136,6 +137,6 @@ def _watermark(asked_for: float | None, of_preset: float | None) -> float:
     return next(given, DEFAULT_WATERMARK)
 
 
-def _engine_log_level(level: str, trace: bool) -> str:
+def _log_level(level: str, trace: bool) -> str:
     """Calls of hooks are logged as information; whoever asked for them sees them."""
     return "info" if trace and level != "debug" else level

@@ -147,6 +147,16 @@ def test_without_flags_front_and_engine_keep_their_own_defaults(stub):
     assert config.shutdown_timeout_s == defaults["shutdown_timeout_s"].default
 
 
+@pytest.mark.parametrize(("level", "seen"), [("error", "info"), ("debug", "debug")])
+def test_calls_of_hooks_are_seen_in_both_processes(stub, monkeypatch, level: str, seen: str):
+    levels: list[str] = []
+    monkeypatch.setattr(serve, "configure_logging", levels.append)
+    monkeypatch.setenv("CADENZA_TRACE_PLUGINS", "1")
+
+    assert config_of(stub, "--log-level", level).engine.log_level == seen
+    assert levels == [level, seen]
+
+
 def test_the_model_is_served_under_its_own_name_unless_another_is_given(stub):
     assert config_of(stub).model_names == ("SmolLM2-135M-Instruct",)
 
