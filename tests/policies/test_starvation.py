@@ -7,6 +7,7 @@ the guard, which shows whether the flood does what it is for.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import pytest
@@ -23,6 +24,7 @@ POOR = 6
 ENOUGH = 300  # steps without a guard, in which a thousand are admitted
 
 Fields = Mapping[str, Any]
+NOTHING: Fields = MappingProxyType({})
 Left = Literal["overtakes nobody", "starves", "ends every wait"]
 
 
@@ -43,12 +45,12 @@ class Case(NamedTuple):
     """
 
     left: Left  # to itself, without the guard
-    poor: Fields = {}
-    rich: Fields = {}
+    poor: Fields = NOTHING
+    rich: Fields = NOTHING
     poor_prompt: Callable[[int], list[int]] = long_prompt
     rich_prompt: Callable[[int], list[int]] = numbered(5)
     tenants: Sequence[str] = ("",)  # of the flood in turn; the poor are of the first
-    options: Fields = {}
+    options: Fields = NOTHING
     waits_s: float = float("inf")  # the longest wait, if it ends every wait
 
 
