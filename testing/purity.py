@@ -154,7 +154,8 @@ def _watching(module: str) -> Iterator[list[str]]:
     try:
         yield called
     finally:
-        sys.setprofile(previous)
+        # cProfile's is no function, and cannot be set again from here
+        sys.setprofile(previous if callable(previous) else None)
 
 
 def _forbidden(function: Any) -> str | None:

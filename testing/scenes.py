@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from cadenza.policies.arrivals import ArrivalColumns, ServiceView
 from cadenza.policies.contract import ARGUMENTS, FRONT_HOOKS, OBSERVERS
 from cadenza.policies.views import RequestColumns, StepView
 from cadenza.testing.arrivals import random_arrivals, service_view
@@ -22,6 +23,8 @@ from cadenza.testing.tables import (
     step_view,
     table_columns,
 )
+
+Table = dict[str, npt.NDArray[Any]]
 
 STEP_S = 0.02
 _PREEMPTED = 2  # requests of each step of a life, which come back at once
@@ -46,9 +49,7 @@ class Scene:
     admitted: RequestColumns
     resumed: RequestColumns
     finished: RequestColumns
-    arrivals: ArrivalColumns
-    queue: ArrivalColumns  # with a newcomer, who is the last
-    service: ServiceView
+    num_arrivals: int  # in one call to the front process, where as many wait as in the engine
 
     def calls(self, hooks: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
         """These hooks with arguments of their own, in the order in which they are asked.
@@ -80,8 +81,24 @@ class Scene:
             "finished": self.finished,
         }
         if hook in FRONT_HOOKS:
-            views = {"arrivals": self.arrivals, "waiting": self.queue, "service": self.service}
+            views = self._at_the_front()
         return {name: views[name] for name in ARGUMENTS[hook]}
+
+    def _at_the_front(self) -> Mapping[str, Any]:
+        """What the front process sees meanwhile."""
+        rng = random.Random(self.step.step_id)
+        now_s = self.step.now_s
+        queue = random_arrivals(len(self.waiting), rng, now_s=now_s)
+        service = service_view(
+            step_id=self.step.step_id,
+            now_s=now_s,
+            queued=int(queue.choices.sum()),
+            queued_tokens=int(queue.prompt_tokens.sum()),
+            running=len(self.running),
+            free_blocks=self.step.free_blocks,
+        )
+        arrivals = random_arrivals(self.num_arrivals, rng, now_s=now_s)
+        return {"arrivals": arrivals, "waiting": queue, "service": service}
 
 
 def random_scene(num: int, seed: int, step_id: int = 1) -> Scene:
@@ -99,7 +116,7 @@ def random_scene(num: int, seed: int, step_id: int = 1) -> Scene:
         admitted=_some(running, slice(0, num // 2)),
         resumed=_some(running, slice(0, num // 4)),
         finished=_some(running, slice(num // 2, num)),
-        **_at_the_front(num, num, rng, step_id),
+        num_arrivals=num,
     )
 
 
@@ -112,16 +129,9 @@ def life(num: int, steps: int, seed: int, turnover: int | None = None) -> Iterat
     turnover = max(1, num // 4) if turnover is None else turnover
     rng = random.Random(seed)
     total = num + (steps + 3) * turnover
-    everybody = random_requests(total, rng, now_s=STARTS_S)
-    seated = _seated(everybody)
-    # Rows from `total` on are the same requests, once preempted
-    again = {"preemptions": everybody.preemptions + 1, "admission": everybody.arrival}
-    tables = [
-        _joined(_copied(everybody), again),
-        _joined(seated, again),
-    ]
-    new, seats = (table_columns(**each) for each in tables)
-    ends = everybody.request % 10 != 0
+    # Copies, as one that found its way behind the views could write to them
+    new, seats = ({name: each.copy() for name, each in t.items()} for t in _tables(total, seed))
+    ends = new["request"] % 10 != 0
     for step_id in range(1, steps + 1):
         first = step_id * turnover
         came = first if step_id == 1 else first + num - turnover
@@ -138,32 +148,24 @@ def life(num: int, steps: int, seed: int, turnover: int | None = None) -> Iterat
             admitted=RequestColumns(seats, entered),
             resumed=RequestColumns(seats, back),
             finished=RequestColumns(seats, ended[ends[ended]]),
-            **_at_the_front(turnover, num, rng, step_id),
+            num_arrivals=turnover,
         )
+
+
+@lru_cache(maxsize=8)
+def _tables(total: int, seed: int) -> tuple[Table, Table]:
+    """So many requests while they wait and while they run, and again, once preempted."""
+    everybody = random_requests(total, random.Random(seed), now_s=STARTS_S)
+    again = {"preemptions": everybody.preemptions + 1, "admission": everybody.arrival}
+    tables = (_copied(everybody), _seated(everybody))
+    new, seats = (table_columns(**_joined(each, again)) for each in tables)
+    return new, seats
 
 
 def _joined(columns: dict[str, Any], changed: dict[str, Any]) -> dict[str, Any]:
     """These rows twice, the second time with other values in some columns."""
     second = columns | changed
     return {name: np.concatenate((each, second[name])) for name, each in columns.items()}
-
-
-def _at_the_front(num: int, num_queued: int, rng: random.Random, step_id: int) -> dict[str, Any]:
-    """What a scene has of the front process, where `num` requests arrive."""
-    now_s = STARTS_S + step_id * STEP_S
-    queue = random_arrivals(num_queued, rng, now_s=now_s)
-    return {
-        "arrivals": random_arrivals(num, rng, now_s=now_s),
-        "queue": queue,
-        "service": service_view(
-            step_id=step_id,
-            now_s=now_s,
-            queued=int(queue.choices.sum()),
-            queued_tokens=int(queue.prompt_tokens.sum()),
-            running=rng.randrange(64),
-            free_blocks=600,
-        ),
-    }
 
 
 def _step(step_id: int, preemptions: int) -> StepView:

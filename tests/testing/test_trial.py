@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cProfile
 import random
 import signal
 import sys
@@ -15,6 +16,8 @@ import pytest
 from cadenza.policies.builtin import Fcfs
 from cadenza.policies.hook_guard import NoGuard, SignalGuard
 from cadenza.testing import Failure, PolicyConformance, request_columns, step_view
+from cadenza.testing.costs import _counting
+from cadenza.testing.purity import _watching
 from cadenza.testing.trial import Subject, Trial, hook_guard, named
 from tests.testing import bad_policies
 
@@ -64,16 +67,15 @@ def test_tracers_and_chance_are_put_back():
     sys.settrace(trace)
     sys.setprofile(trace)
     try:
-        Conformance().test_the_cost_is_bounded()
         Conformance().test_answers_follow_from_the_questions()
-        Conformance().test_hooks_do_not_ask_for_the_time_or_sleep()
+        with _counting(1_000), _watching("nobody"):
+            pass
         after = sys.gettrace(), sys.getprofile()
     finally:
         sys.settrace(tracer)
         sys.setprofile(profiler)
 
     assert after == (trace, trace)
-    assert not tracemalloc.is_tracing()
     assert random.getstate() == state
     assert np.random.get_state()[1].tolist() == arrays
 
@@ -98,3 +100,15 @@ def test_requests_are_named_and_many_are_counted():
     assert named(view, view.request == 8) == "; request 8 (index 1 of 7)"
     assert named(view, view.request > 0).endswith("request 11 (index 4 of 7), 2 more")
     assert named(view, view.request < 0) == ""
+
+
+def test_nobody_traces_memory_when_the_cost_has_been_checked():
+    Conformance().test_the_cost_is_bounded()
+
+    assert not tracemalloc.is_tracing()
+
+
+def test_a_profile_of_the_test_itself_does_not_break_it():
+    profile = cProfile.Profile()
+
+    profile.runcall(Conformance().test_hooks_do_not_ask_for_the_time_or_sleep)
