@@ -24,11 +24,17 @@ class Configured:
     library: Library
     profile: Profile
     preset: str | None  # which the profile begins with
-    watermark: float | None  # what the preset wants
 
 
-def configure(flags: PolicyOptions, environment: Mapping[str, str] = os.environ) -> Configured:
+def configure(
+    flags: PolicyOptions,
+    environment: Mapping[str, str] = os.environ,
+    *,
+    may_set_watermark: bool = True,
+) -> Configured:
     """Find all policies and build the profile that the flags describe.
+
+    `may_set_watermark`: whether that of the preset is applied.
 
     Raises:
         ProfileError: everything that is wrong with it, with the flags and with plugins.
@@ -44,13 +50,13 @@ def configure(flags: PolicyOptions, environment: Mapping[str, str] = os.environ)
         plugins_dir=None if flags.plugins_dir is None else str(flags.plugins_dir.absolute()),
         plugins=allowed,
         trace=trace,
+        watermark=choices.watermark if may_set_watermark else None,
     )
     return Configured(
         config=config,
         library=library,
         profile=profile,
         preset=choices.preset,
-        watermark=choices.watermark,
     )
 
 

@@ -99,7 +99,7 @@ def _check_host(options: ServeOptions) -> None:
 
 def _front_config(located: Located, options: ServeOptions, policies: PolicyOptions) -> FrontConfig:
     """Raises ProfileError for a profile or a plugin that cannot be used."""
-    configured = configure(policies)
+    configured = configure(policies, may_set_watermark=options.watermark is None)
     return FrontConfig(
         host=options.host,
         port=options.port,
@@ -109,6 +109,7 @@ def _front_config(located: Located, options: ServeOptions, policies: PolicyOptio
         profile=configured.profile,
         library=configured.library,
         preset=configured.preset,
+        may_set_watermark=options.watermark is None,
         admin_key=admin_key(options.admin_api_key),
         shutdown_timeout_s=options.shutdown_timeout,
         engine=EngineConfig(
@@ -123,18 +124,13 @@ def _front_config(located: Located, options: ServeOptions, policies: PolicyOptio
             max_num_seqs=options.max_num_seqs,
             max_num_batched_tokens=options.max_num_batched_tokens,
             enable_prefix_caching=options.enable_prefix_caching,
-            watermark=_watermark(options.watermark, configured.watermark),
+            watermark=DEFAULT_WATERMARK if options.watermark is None else options.watermark,
             threads=options.threads,
             policies=configured.config,
             log_level=_log_level(options.log_level, configured.config.trace),
             log_json=not sys.stderr.isatty(),
         ),
     )
-
-
-def _watermark(asked_for: float | None, of_preset: float | None) -> float:
-    given = (value for value in (asked_for, of_preset) if value is not None)
-    return next(given, DEFAULT_WATERMARK)
 
 
 def _log_level(level: str, trace: bool) -> str:

@@ -42,6 +42,8 @@ def build_engine(
     limits = _limits(config, facts)
     costs = CostModel(token_s=facts.token_s, copy_block_s=facts.copy_block_s)
     scheduler = Scheduler(limits, policies.decisions, costs)
+    if config.policies.watermark is not None:
+        scheduler.leave_free(config.policies.watermark)
     channel.send(_ready(facts, limits))
     return EngineLoop(channel, scheduler, runner, submits, policies)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -108,7 +109,8 @@ class EnginePolicies:
         """Do what is asked. The answer; None if `advance` will give it."""
         match message:
             case UsePolicies(number, config):
-                return self._prepare(number, config, self._live, self._take_over)
+                take_over = partial(self._take_over, config.watermark)
+                return self._prepare(number, config, self._live, take_over)
             case ShadowPolicies(number, config):
                 if config is None:
                     return self._drop_shadow(number, scheduler)
@@ -165,12 +167,13 @@ class EnginePolicies:
         change.apply(change.preparation.future.result(), scheduler)
         return None
 
-    def _take_over(self, profile: Profile, scheduler: Scheduler) -> None:
+    def _take_over(self, watermark: float | None, profile: Profile, scheduler: Scheduler) -> None:
         before, self._live = self._live, profile
         profile.follow(before)
         self._runner.use(profile)
         settled = profile.kept - self.decisions.newcomers
         self._decide(scheduler, {*profile.policies} - settled)
+        scheduler.leave_free(scheduler.config.watermark if watermark is None else watermark)
         aside(before.let_go, self._limit_s)
         _log.info("policies changed", decisions=profile.names)
 

@@ -145,6 +145,10 @@ class Scheduler:
         self._stores.decisions = decisions
         self._arrivals.introduce()
 
+    def leave_free(self, share: float) -> None:
+        """Let admissions leave this share of the pool free from the next step on."""
+        self._stores.leave_free(share)
+
     def reset_prefix_cache(self) -> None:
         """Forget every cached prefix. Running requests keep their blocks."""
         self._stores.pool.reset_cache()

@@ -64,7 +64,11 @@ class Stores:
         self.host = HostPool(config.num_host_blocks)
         self.prefixes = WaitingPrefixes(self.table, self.pool.index)
         self.token_budget = config.max_num_batched_tokens
-        self.watermark = math.ceil(config.watermark * config.num_blocks)
+        self.leave_free(config.watermark)
+
+    def leave_free(self, share: float) -> None:
+        """Set the watermark to this share of the pool."""
+        self.watermark = math.ceil(share * self.config.num_blocks)
 
     def view(self, now_s: float) -> StepView:
         """The situation as policies see it."""

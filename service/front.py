@@ -57,6 +57,7 @@ class FrontConfig:
     profile: Profile = field(default_factory=Profile)  # the engine builds one of its own
     library: Library = field(default_factory=Library)  # which it was built of
     preset: str | None = None  # which it began with
+    may_set_watermark: bool = True  # whether presets may
     admin_key: str | None = None
     shutdown_timeout_s: float = 30.0  # for requests in flight after the first signal
 
@@ -118,6 +119,7 @@ class Front:
             config.library,
             config.engine.policies,
             preset=config.preset,
+            may_set_watermark=config.may_set_watermark,
         )
         access = AdminAccess(config.admin_key, is_local=is_loopback(config.host))
         admin = Admin(control, access)

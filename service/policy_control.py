@@ -54,6 +54,7 @@ class PolicyControl:
         config: PolicyConfig,
         *,
         preset: str | None = None,
+        may_set_watermark: bool = True,
         limit_s: float = LIMIT_S,
     ) -> None:
         """Control `engine` and `policies`, which both began with `config`.
@@ -64,6 +65,7 @@ class PolicyControl:
             library: the policies that are known here.
             config: what was chosen.
             preset: under which name.
+            may_set_watermark: whether that of a preset is applied.
             limit_s: for building a profile here.
         """
         self._engine = engine
@@ -72,6 +74,7 @@ class PolicyControl:
         self._config = config
         self._limit_s = limit_s
         self._preset = preset
+        self._may_set_watermark = may_set_watermark
         self._shadow_preset: str | None = None
         self._change: asyncio.Task[None] | None = None
 
@@ -139,7 +142,7 @@ class PolicyControl:
     async def _use(self, choices: Choices) -> None:
         before = self._policies.profile
         profile = await self._build(choices, before)
-        config = _with(self._config, choices)
+        config = self._with(choices)
         try:
             await self._tell(lambda number: UsePolicies(number, config))
         except BaseException:
@@ -153,7 +156,7 @@ class PolicyControl:
     async def _shadow(self, choices: Choices | None) -> None:
         config = None
         if choices is not None:
-            config = _with(self._config, choices)
+            config = self._with(choices)
             aside((await self._build(choices, None)).let_go, self._limit_s)
         await self._tell(lambda number: ShadowPolicies(number, config))
         self._shadow_preset = choices.preset if choices is not None else None
@@ -201,6 +204,15 @@ class PolicyControl:
         except ProfileError as error:
             raise InvalidRequest(str(error)) from error
 
+    def _with(self, choices: Choices) -> PolicyConfig:
+        """The same sources, with other choices."""
+        return msgspec.structs.replace(
+            self._config,
+            chosen=dict(choices.chosen),
+            options={policy: dict(options) for policy, options in choices.options.items()},
+            watermark=choices.watermark if self._may_set_watermark else None,
+        )
+
     async def _tell(self, change: Callable[[int], ToEngine]) -> None:
         """Raises InvalidRequest, with the engine's words, if it cannot do this."""
         answer = await self._engine.ask(change)
@@ -213,12 +225,3 @@ def _seen(change: asyncio.Task[None]) -> None:
     """Its failure is no surprise, even if nobody waits for it any more."""
     if not change.cancelled():
         change.exception()
-
-
-def _with(config: PolicyConfig, choices: Choices) -> PolicyConfig:
-    """The same sources, with other choices."""
-    return msgspec.structs.replace(
-        config,
-        chosen=dict(choices.chosen),
-        options={policy: dict(options) for policy, options in choices.options.items()},
-    )

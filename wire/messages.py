@@ -42,6 +42,7 @@ class PolicyConfig(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     plugins_dir: str | None = None  # a folder with policies, absolute
     plugins: tuple[str, ...] | None = None  # distributions or entry points to load; None: all
     trace: bool = False  # log every call of a hook
+    watermark: float | None = None  # share of the pool that admissions leave free; None: as usual
 
 
 class EngineConfig(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -58,7 +59,7 @@ class EngineConfig(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     max_num_batched_tokens: int | None = None  # None: calibrated to step_time_s
     step_time_s: float = 0.075  # what a full step is calibrated to
     enable_prefix_caching: bool = True
-    watermark: float = 0.01  # share of the pool that admissions leave free
+    watermark: float = 0.01  # share of the pool that admissions leave free, unless policies say
     swap_bytes: int = 512 << 20  # host memory for preempted rows, taken as it is first used
     max_preemptions: int = 8  # of one row, before others are preferred as victims
     threads: int | None = None  # None: all cores

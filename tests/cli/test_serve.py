@@ -116,7 +116,6 @@ ENGINE_FLAGS: list[tuple[list[str], str, Any]] = [
         "policies",
         PolicyConfig(chosen={"reserve_blocks": ("none",), "order_admissions": ("fcfs",)}),
     ),
-    (["--scheduling-policy", "vllm-like"], "watermark", 0.0),
     (["--scheduling-policy", "vllm-like", "--watermark", "0.5"], "watermark", 0.5),
 ]
 
@@ -124,6 +123,21 @@ ENGINE_FLAGS: list[tuple[list[str], str, Any]] = [
 @pytest.mark.parametrize(("flags", "field", "value"), FRONT_FLAGS)
 def test_a_flag_reaches_the_front(stub, flags: list[str], field: str, value: Any):
     assert getattr(config_of(stub, *flags), field) == value
+
+
+@pytest.mark.parametrize(
+    ("flags", "watermark", "may_set"),
+    [([], None, True), (["--watermark", "0.5"], None, False)],
+)
+@pytest.mark.parametrize("preset", ["vllm-like", "priority"])
+def test_presets_set_the_watermark_unless_a_flag_does(
+    stub, flags: list[str], watermark: float | None, may_set: bool, preset: str
+):
+    config = config_of(stub, "--scheduling-policy", preset, *flags)
+
+    wanted = 0.0 if may_set and preset == "vllm-like" else watermark
+    assert config.engine.policies.watermark == wanted
+    assert config.may_set_watermark is may_set
 
 
 @pytest.mark.parametrize(("flags", "field", "value"), ENGINE_FLAGS)

@@ -17,6 +17,7 @@ from cadenza.wire.messages import (
     Counters,
     EngineConfig,
     Finished,
+    PolicyConfig,
     Ready,
     Sampling,
     Shutdown,
@@ -184,3 +185,12 @@ def test_settings_of_a_row_name_its_choice() -> None:
     found = [settings_of(submits, request) for request in submits]
 
     assert found == [(hot, 2), (hot, 3), (hot, 4), (cold, 1)]
+
+
+def test_policies_may_begin_with_a_watermark_of_their_own(tiny: str) -> None:
+    ours, theirs = socket.socketpair()
+    config = engine_config(tiny, watermark=0.25, policies=PolicyConfig(watermark=0.5))
+    with ours, theirs:
+        loop = build_engine(Channel(theirs), config)
+
+    assert loop._scheduler._stores.watermark == 200

@@ -248,6 +248,20 @@ def test_a_hook_that_fails_when_it_is_tried_is_not_used():
     assert changing.state().live.faults == ()
 
 
+def test_a_watermark_comes_and_goes_with_its_profile():
+    changing = Changing()
+    stores = changing.driver.scheduler._stores
+    assert stores.watermark == 0
+    seen = []
+    for watermark in (0.25, None, 0.5, 0.0):
+        changing.use(PolicyConfig(watermark=watermark))
+        seen.append(stores.watermark)
+    changing.ask(ShadowPolicies(1, PolicyConfig(watermark=0.75)))
+
+    assert [*seen, stores.watermark] == [4, 0, 8, 0, 0]
+    changing.finish()
+
+
 def test_trying_leaves_no_marks():
     changing = Changing()
     changing.use(choice(order_admissions="reversed"))

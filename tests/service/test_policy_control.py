@@ -97,6 +97,19 @@ def test_both_processes_use_the_profile(run, open_front: OpenFront):
     run(main())
 
 
+@pytest.mark.parametrize("may_set", [True, False])
+def test_presets_may_set_the_watermark(run, open_front: OpenFront, may_set: bool):
+    async def main() -> None:
+        async with open_front() as front:
+            front.control._may_set_watermark = may_set
+            await front.control.use({"preset": "vllm-like"})
+            assert front.engine.policies.watermark == (0.0 if may_set else None)
+            await front.control.use({"preset": "slo"})
+            assert front.engine.policies.watermark is None
+
+    run(main())
+
+
 def test_the_sources_of_plugins_stay(run, open_front: OpenFront):
     async def main() -> None:
         async with open_front() as front:

@@ -43,6 +43,7 @@ FRONT_TO_ENGINE = [
                 plugins_dir="/plugins",
                 plugins=(),
                 trace=True,
+                watermark=0.5,
             ),
         )
     ),
