@@ -11,14 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from cadenza.policies import (
-    ArrivalColumns,
-    Refusal,
-    RequestColumns,
-    ServiceView,
-    StepView,
-    hookimpl,
-)
+from cadenza.policies import ArrivalColumns, RequestColumns, StepView, hookimpl
 
 Scores = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -314,41 +307,6 @@ class ForgetsItsDefault:
     @hookimpl
     def order_admissions(self, waiting: RequestColumns) -> Scores:
         return self._weight * waiting.arrival
-
-
-class RefusesOnce:
-    """One refusal for a call, however many prompts it has."""
-
-    name = "refuses-once"
-
-    @hookimpl
-    def gate_arrivals(self, arrivals: ArrivalColumns) -> list[Refusal]:
-        return [Refusal(reason="No.", limit="service")]
-
-
-class CountsForEver:
-    """A gate that looks back at everybody who ever came."""
-
-    name = "counts-for-ever"
-
-    def __init__(self) -> None:
-        self._arrived_s: list[float] = []
-
-    @hookimpl
-    def gate_arrivals(self, arrivals: ArrivalColumns) -> None:
-        self._arrived_s += arrivals.arrival_s.tolist()
-
-
-class ShedsByWait:
-    """The share of all waits, of which there may be none."""
-
-    name = "sheds-by-wait"
-
-    @hookimpl
-    def shed_load(self, waiting: ArrivalColumns, service: ServiceView) -> Scores:
-        waits_s = service.now_s - waiting.arrival_s
-        with np.errstate(invalid="ignore"):
-            return waits_s / waits_s.sum()
 
 
 class SharesWithItsTwin:

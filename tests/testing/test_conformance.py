@@ -47,9 +47,6 @@ MEANT: dict[str, tuple[str, str]] = {
     "WaitsForTheEnd": (FORGETS, r"0\.10 more for each; forget requests"),
     "FailsLater": (SERVES, r"on_admitted, in a scheduler .*entered twice"),
     "ExpectsToKnowThem": (SERVES, r"on_finished, in a scheduler .*KeyError"),
-    "RefusesOnce": (ANSWERS, r"gate_arrivals\(2 arrivals\): .*expected 2 refusals or None, got 1"),
-    "CountsForEver": (FORGETS, r"1\.00 more for each; forget requests"),
-    "ShedsByWait": (ANSWERS, r"shed_load\(1 waiting\): .*NaN.*index 0 of 1"),
     "SharesWithItsTwin": (ANSWERS, r"shed_load\(1 waiting\): AttributeError"),
     "ForgetsItsDefault": (TAKES, "needs the option weight, of type float"),
 }
