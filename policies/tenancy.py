@@ -44,7 +44,9 @@ class Backlog:
 
     def lift(self, tenants: IntArray, figures: FloatArray) -> None:
         """Change the figures in place; `tenants` are those that wait now, each once."""
-        stay = np.isin(tenants, self._waited)
+        waited = np.zeros(len(figures), dtype=bool)
+        waited[self._waited] = True
+        stay = waited[tenants]
         others = tenants[stay] if stay.any() else self._waited
         if len(others):
             self._level = max(self._level, float(figures[others].min()))

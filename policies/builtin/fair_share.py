@@ -58,7 +58,9 @@ class FairShare:
         self._backlog.lift(np.bincount(tenants).nonzero()[0], served)
         costs = np.where(waiting.admission < 0, waiting.prompt_tokens, 0)
         scores: FloatArray = served[tenants]
-        scores += self._options.prompt_weight * ahead(tenants, waiting.arrival.argsort(), costs)
+        scores += self._options.prompt_weight * ahead(
+            tenants, waiting.arrival.argsort(kind="stable"), costs
+        )
         return scores
 
     @hookimpl

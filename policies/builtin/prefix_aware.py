@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from cadenza.policies.markers import hookimpl
 from cadenza.policies.views import BoolArray, FloatArray, IntArray, RequestColumns, StepView
@@ -45,14 +46,13 @@ class PrefixAware:
         scores = -cached.astype(float)
         lacking = keys.nonzero()[0]
         requests = waiting.request[lacking]
-        order = requests.argsort()
+        order = requests.argsort(kind="stable")  # of rows that are mostly in order, soon done
         lacking, requests = lacking[order], requests[order]
         cached, keys = cached[lacking], keys[lacking]
         grown, stuck = self._compare(requests, cached)
         # A seat may become free even if none is; who wants one then is as good as anybody
         fits = waiting.choices[lacking] <= max(1, step.free_seats)
-        held = _duplicates(keys, waiting.arrival[lacking], fits)
-        held &= ~np.isin(keys, keys[stuck])
+        held = _duplicates(keys, waiting.arrival[lacking], fits, stuck)
         if self._step_id == step.step_id - 1:
             held |= grown
         scores[lacking[held]] = np.inf
@@ -73,16 +73,31 @@ class PrefixAware:
         return grown, stuck
 
 
-def _duplicates(keys: IntArray, arrivals: IntArray, fits: BoolArray) -> BoolArray:
-    """Who has the key of somebody that fits, and is not the earliest of those."""
-    order = keys.argsort()
-    ordered = keys[order]
-    starts = np.append(True, ordered[1:] != ordered[:-1])[: len(keys)]
-    if starts.all():
-        return np.zeros(len(keys), dtype=bool)
-    groups = starts.cumsum() - 1  # [requests], in the order of their keys
-    able = np.where(fits, arrivals, _NOBODY)[order]
-    leaders = np.minimum.reduceat(able, starts.nonzero()[0])[groups]
-    later = np.empty(len(keys), dtype=bool)
-    later[order] = (arrivals[order] != leaders) & (leaders < _NOBODY)
+def _duplicates(keys: IntArray, arrivals: IntArray, fits: BoolArray, stuck: BoolArray) -> BoolArray:
+    """Who has the key of somebody that fits, and is not the earliest of those.
+
+    Nobody of those with the key of somebody that is stuck.
+    """
+    later = np.zeros(len(keys), dtype=bool)
+    several = _repeated(keys)
+    if not len(several):
+        return later
+    several = several[keys[several].argsort()]
+    ordered, arrivals = keys[several], arrivals[several]
+    starts = np.append(True, ordered[1:] != ordered[:-1])
+    groups, firsts = starts.cumsum() - 1, starts.nonzero()[0]
+    leaders = np.minimum.reduceat(np.where(fits[several], arrivals, _NOBODY), firsts)
+    wait = (leaders < _NOBODY) & ~np.logical_or.reduceat(stuck[several], firsts)
+    later[several] = wait[groups] & (arrivals != leaders[groups])
     return later
+
+
+def _repeated(keys: IntArray) -> npt.NDArray[np.intp]:
+    """Where keys are that occur several times. Sorting values alone is the fast part of it."""
+    ordered = np.sort(keys)
+    repeated = ordered[1:][ordered[1:] == ordered[:-1]]
+    if not len(repeated):
+        return np.empty(0, dtype=np.intp)
+    places = repeated.searchsorted(keys)
+    places[places == len(repeated)] = 0
+    return (repeated[places] == keys).nonzero()[0]

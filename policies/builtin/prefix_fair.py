@@ -65,7 +65,7 @@ class PrefixFair:
         turn = np.floor(used[waits].min(initial=np.inf) / options.quantum)
         cached, costs = waiting.cached_tokens, waiting.remaining_prefill
         missing = (cached.max(initial=0) - cached) // step.block_size
-        order = by(missing, waiting.arrival.argsort())
+        order = by(missing, waiting.arrival.argsort(kind="stable"))
         spent = used[tenants] + options.prefill_weight * ahead(tenants, order, costs)
         rounds = np.floor(spent / options.quantum) - turn
         scores: FloatArray = rounds * _ROUND - cached
