@@ -35,18 +35,12 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from cadenza.engine.frames import step_frame
-from cadenza.policies.decisions import Decisions
-from cadenza.policies.profile import Profile
-from cadenza.scheduler.config import SchedulerConfig
-from cadenza.scheduler.plan import StepOutcome, StepPlan, StepTimes
-from cadenza.scheduler.request import Arrival
-from cadenza.scheduler.scheduler import Scheduler
-from cadenza.wire.codec import encode
-
 sys.path.append(str(Path(__file__).parent))
 import scheduler_load as load
 from machine import heading
+from our_scheduler import Ours
+from scheduler_orders import HEADER, measure_orders
+from scheduler_orders import Row as OrderRow
 
 CASES = ("steady", "turnover", "churn")
 SHAPES = ((256, 0), (1024, 0), (1024, 10_000))  # running, waiting
@@ -55,58 +49,7 @@ SMALL, LARGE = 256, 1024
 LEAST_RATIOS = {"steady": 30, "turnover": 15, "churn": 15}  # at LARGE
 MOST_US_A_ROW = 0.4
 
-FORWARD_S = 0.05
-EOS = 2
-MOST_REQUESTS = 1 << 20
 NO_PEER = 3
-
-
-class Ours:
-    """A scheduler of ours, and a runner that samples at random."""
-
-    def __init__(self, num_running: int, clock: load.Clock) -> None:
-        config = SchedulerConfig(
-            num_blocks=load.NUM_BLOCKS,
-            block_size=load.BLOCK_SIZE,
-            max_model_len=load.MAX_MODEL_LEN,
-            max_num_seqs=num_running,
-            max_num_batched_tokens=load.TOKEN_BUDGET,
-            eos_token_ids=frozenset({EOS}),
-        )
-        self._scheduler = Scheduler(config, Decisions(Profile()))
-        self._clock = clock
-        self._outcome: StepOutcome | None = None
-        self._now_s = 0.0
-        self._rng = np.random.default_rng(load.SEED)
-        self._left = np.zeros(MOST_REQUESTS, dtype=np.int32)  # tokens to come, by request
-
-    def add(self, request: int, prompt: load.Int32Array, max_tokens: int) -> float:
-        self._left[request] = max_tokens
-        arrival = Arrival(request=request, prompt=prompt, max_tokens=max_tokens, ignore_eos=True)
-        started = self._clock()
-        self._scheduler.add(arrival, self._now_s)
-        return self._clock() - started
-
-    def step(self) -> load.Stepped:
-        self._now_s += FORWARD_S
-        started = self._clock()
-        report, plan = self._scheduler.step(self._now_s, self._outcome)
-        encode(step_frame(report, self._outcome, self._scheduler.statistics(), received=0))
-        took_s = self._clock() - started
-        assert plan is not None, "nothing was planned"
-        self._outcome = self._sample(plan)
-        self._left[plan.sample_requests] -= 1
-        ending = int((self._left[plan.sample_requests] == 0).sum())
-        return load.Stepped(took_s, len(report.admitted), ending)
-
-    def _sample(self, plan: StepPlan) -> StepOutcome:
-        num = len(plan.samples)
-        return StepOutcome(
-            step_id=plan.step_id,
-            tokens=self._rng.integers(load.VOCABULARY, size=num, dtype=np.int32),
-            failed=np.zeros(num, dtype=bool),
-            times=StepTimes(forward_s=FORWARD_S),
-        )
 
 
 class Peer:
@@ -287,12 +230,24 @@ def measure_all(options: argparse.Namespace, peer: Peer | None) -> list[Row]:
     return rows
 
 
-def show(rows: list[Row]) -> None:
+def measure_each_order(options: argparse.Namespace) -> list[OrderRow]:
+    if not options.orders:
+        return []
+    print(HEADER)
+    rows = []
+    for row in measure_orders(load.CLOCKS[options.clock]):
+        print(row, flush=True)
+        rows.append(row)
+    return rows
+
+
+def show(rows: list[Row], orders: list[OrderRow]) -> None:
     for line in targets(rows):
         print(line)
     steps = [row.figures() for row in rows if row.name in CASES]
     arrivals = [row.figures() for row in rows if row.name not in CASES]
-    print(json.dumps({"scheduler_step": steps, "arrival": arrivals}))
+    each_order = [row.figures() for row in orders]
+    print(json.dumps({"scheduler_step": steps, "arrival": arrivals, "orders": each_order}))
 
 
 def parse() -> argparse.Namespace:
@@ -302,6 +257,13 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--only", choices=CASES, help="this case alone")
     parser.add_argument("--running", type=int, choices=(SMALL, LARGE), help="as many rows alone")
     parser.add_argument("--waiting", type=int, choices=(0, 10_000), help="as many waiting alone")
+    parser.add_argument(
+        "--orders",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="a table of every built-in order of admission, after the others",
+    )
+    parser.add_argument("--orders-only", action="store_true", help="that table alone; exits 0")
     parser.add_argument("--no-peer", action="store_true", help="our own figures alone; exits 0")
     parser.add_argument(
         "--clock",
@@ -316,18 +278,22 @@ def main() -> int:
     options = parse()
     gc.freeze()  # as the engine does
     print(heading())
+    if options.orders_only:
+        show([], measure_each_order(options))
+        return 0
     if options.no_peer:
-        show(measure_all(options, None))
+        show(measure_all(options, None), measure_each_order(options))
         return 0
     python = Path(os.environ.get("VLLM_VENV", "")) / "bin" / "python"
     model = Path(os.environ.get("MODEL_DIR", ""))
     if python.is_file() and (model / "config.json").is_file():
         with running_peer(python, model, options.clock) as peer:
-            show(measure_all(options, peer))
+            rows = measure_all(options, peer)
+        show(rows, measure_each_order(options))
         return 0
     missing = "VLLM_VENV must name a venv with vLLM, and MODEL_DIR a model folder."
     print(f"No peer to compare with: {missing}", file=sys.stderr, flush=True)
-    show(measure_all(options, None))
+    show(measure_all(options, None), measure_each_order(options))
     return NO_PEER
 
 
