@@ -155,7 +155,8 @@ def guard_starvation(waiting: RequestColumns, step: StepView) -> BoolArray | Non
 
     Called before `order_admissions`, with the same requests. Several policies may be chosen; they
     and the default, which they do not replace, are all asked, and any True counts. None marks
-    nobody. Default: bounded overtake.
+    nobody. Under an order with `overtakes_within_tenant` starving requests take every fourth
+    admission of their own tenant, at nobody else's cost. Default: bounded overtake.
     """
 
 

@@ -17,8 +17,9 @@ from cadenza.scheduler.seating import COLD, Candidate, Entry, Seating, candidate
 from cadenza.scheduler.states import State
 from cadenza.scheduler.stores import Stores
 from cadenza.scheduler.table import Rows
+from cadenza.scheduler.turns import WHOLE, Turns
 from cadenza.scheduler.victims import Shortage
-from cadenza.scheduler.waiting import NORMAL_PER_STARVING, interleave, later_admissions, lowest
+from cadenza.scheduler.waiting import interleave, later_admissions, lowest
 
 PASSABLE = 16  # candidates beyond those for whom there are seats, as some may be passed over
 PINNED_TOKENS = 16  # that a row admitted as starving generates before it is a victim like others
@@ -40,7 +41,7 @@ class Admission:
     def __init__(self, stores: Stores, preemption: Preemption) -> None:
         self._stores = stores
         self._preemption = preemption
-        self._normal_since_starving = NORMAL_PER_STARVING
+        self._turns = Turns()
         self._seating = Seating(stores)
 
     def run(self, plan: PlanBuilder, budget: Budget) -> None:
@@ -136,11 +137,14 @@ class Admission:
             kept_out[:] = False
             scores = arrivals.astype(np.float64)
         normal = where(~starving & ~kept_out)
-        normal = normal[lowest(scores[normal], arrivals[normal], most)]
         self._tell_starving(waiting[needy], plan)
+        if len(needy) and decisions.overtakes_within_tenant:
+            by = scores, arrivals, self._stores.table.tenant[waiting]
+            order = self._turns.within_tenants(*by, needy, normal, most)
+            return waiting[order], starving[order]
+        normal = normal[lowest(scores[normal], arrivals[normal], most)]
         needy = needy[lowest(arrivals[needy].astype(np.float64), arrivals[needy], most)]
-        lead = max(0, NORMAL_PER_STARVING - self._normal_since_starving)
-        order = interleave(needy, normal, lead)[:most]
+        order = interleave(needy, normal, self._turns.lead(WHOLE))[:most]
         return waiting[order], starving[order]
 
     def _entry(self, candidate: Candidate, plan: PlanBuilder) -> Entry:
@@ -196,7 +200,8 @@ class Admission:
     ) -> None:
         """Log the admission; a row that was starving is pinned for a while."""
         stores, table, row = self._stores, self._stores.table, candidate.row
-        self._normal_since_starving = 0 if starving else self._normal_since_starving + 1
+        within = stores.decisions.overtakes_within_tenant
+        self._turns.count(int(table.tenant[row]) if within else WHOLE, starving=starving)
         if starving:
             table.pinned_until[row] = table.generated_tokens[row] + PINNED_TOKENS
         wait_s = plan.now_s - candidate.waits_since_s

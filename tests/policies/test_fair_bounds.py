@@ -14,11 +14,13 @@ charges: a prompt, for `prefix-fair` what of it is computed, and each token gene
 from __future__ import annotations
 
 import random
+from collections import Counter
 
 import numpy as np
 import pytest
 
 from cadenza.policies.profile import Profile
+from cadenza.scheduler.decisions import Starving
 from cadenza.testing import Driver
 
 SEATS, PREFIX, SUFFIX, OUTPUT = 4, 8, 12, 4
@@ -117,3 +119,42 @@ def test_in_order_of_arrival_the_heavy_tenant_takes_more_than_the_bounds(num: in
 
     assert tenants.worst > 2 * max(BOUNDS.values())
     assert tenants.served[0] > 4 * tenants.served[1:].max()
+
+
+def test_those_that_starve_take_the_turns_of_their_own_tenant():
+    """One of ten tenants overtakes 120 requests of its own for ever, and all of them starve.
+
+    Were they helped at the cost of others, it would get a quarter of all admissions.
+    """
+    num, old, most = 10, 120, 12  # tenants, requests that starve, tokens of the longest prompt
+    profile = Profile(
+        {"order_admissions": "prefix-fair"}, options={"prefix-fair": {"quantum": QUANTUM}}
+    )
+    driver = Driver(profile, max_num_seqs=SEATS, num_blocks=96)
+    driver.scheduler.check_invariants = lambda: None
+    tenant_of: list[int] = []
+    served, waiting = np.zeros(num, dtype=int), Counter()
+
+    def send(tenant: int, prompt: list[int]) -> None:
+        driver.add(len(tenant_of), prompt, 1, tenant=str(tenant), ignore_eos=True)
+        tenant_of.append(tenant)
+        waiting[tenant] += 1
+
+    send(0, [*[1] * PREFIX, 500])  # so that its prefix is in the cache
+    driver.run()
+    waiting.clear()
+    for request in range(old):
+        send(0, [100 + request] * most)
+    for _ in range(200):
+        for tenant in range(num):
+            while waiting[tenant] < (old if tenant == 0 else 0) + 4:
+                send(tenant, [*[tenant + 1] * PREFIX, 500 + len(tenant_of) % 400])
+        report = driver.step()
+        for request in report.admitted.tolist():
+            tenant = tenant_of[request]
+            length = most if 0 < request <= old else PREFIX + 1
+            served[tenant] += length - driver.cached[request] + OUTPUT_WEIGHT
+            waiting[tenant] -= 1
+
+    assert len({each.request for each in driver.decided if isinstance(each, Starving)}) > old // 2
+    assert served.max() - served.min() <= 2 * (max(most, OUTPUT_WEIGHT * SEATS) + QUANTUM)

@@ -14,6 +14,7 @@ FAST_PROOF = (
     "tests/scheduler/test_fast_proof.py",
     "tests/scheduler/test_victims.py",
     "tests/scheduler/test_waiting.py",
+    "tests/scheduler/test_turns.py",
     "tests/scheduler/test_planning.py",
     "tests/scheduler/test_host_pool.py",
     "tests/scheduler/test_credits.py",
@@ -458,8 +459,14 @@ MUTANTS = (
     Mutant(
         "starving rows wait behind all others",
         "scheduler/admission.py",
-        "order = interleave(needy, normal, lead)[:most]",
+        "order = interleave(needy, normal, self._turns.lead(WHOLE))[:most]",
         "order = np.concatenate((normal, needy))[:most]",
+    ),
+    Mutant(
+        "starving rows take the turns of other tenants",
+        "scheduler/turns.py",
+        "needy = starving[tenants[starving] == tenant]",
+        "needy = starving",
     ),
     Mutant(
         "starving rows enter in any order",
