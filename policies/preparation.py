@@ -22,6 +22,9 @@ _USUAL_SWITCH_S = sys.getswitchinterval()
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 1.0
 
+_counting = threading.Lock()
+_num_running = 0
+
 _set_error = ctypes.pythonapi.PyThreadState_SetAsyncExc
 
 
@@ -63,7 +66,7 @@ class Preparation(Generic[T]):
         self._lock = threading.Lock()
         self._is_over = False  # of the work, so that nothing is raised in what follows
         self._thread = threading.Thread(target=self._run, args=(work,), daemon=True)
-        sys.setswitchinterval(_SWITCH_S)
+        _count(1)
         self._thread.start()
 
     def abandon(self) -> None:
@@ -86,7 +89,7 @@ class Preparation(Generic[T]):
                     self._is_over = True
             except _Abandoned:
                 _set_error(thread, None)
-        sys.setswitchinterval(_USUAL_SWITCH_S)
+        _count(-1)
         if not self.future.set_running_or_notify_cancel():
             return
         if error is not None:
@@ -103,6 +106,13 @@ class Preparation(Generic[T]):
                     _again[self._thread.ident or 0]
             self._thread.join(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+def _count(change: int) -> None:
+    global _num_running
+    with _counting:
+        _num_running += change
+        sys.setswitchinterval(_SWITCH_S if _num_running else _USUAL_SWITCH_S)
 
 
 def aside(work: Callable[[], object], limit_s: float) -> None:
