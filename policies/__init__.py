@@ -6,6 +6,7 @@
 """
 
 from cadenza.policies.arrivals import ArrivalColumns, Refusal, ServiceView
+from cadenza.policies.cached_blocks import CachedBlocks
 from cadenza.policies.markers import HOOKSPEC_VERSION, PROJECT, hookimpl, hookspec
 from cadenza.policies.per_request import per_request
 from cadenza.policies.views import PreemptionCosts, RequestColumns, StepBudget, StepView
@@ -14,6 +15,7 @@ __all__ = [
     "HOOKSPEC_VERSION",
     "PROJECT",
     "ArrivalColumns",
+    "CachedBlocks",
     "PreemptionCosts",
     "Refusal",
     "RequestColumns",

@@ -28,6 +28,7 @@ _SHORT = {
     "victims": "select_victims",
     "displacement": "allow_displacement",
     "preemption": "choose_preemption",
+    "eviction": "rank_cached_blocks",
     "guard": "guard_starvation",
     "gate": "gate_arrivals",
     "shed": "shed_load",

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cadenza.policies.builtin import DEFAULTS
+from cadenza.policies.cached_blocks import CachedBlocks
 from cadenza.policies.profile import Profile
 from cadenza.policies.runner import PolicyRunner
 from cadenza.policies.views import (
@@ -135,6 +136,16 @@ class Decisions:
         """bool [victims], True wants a swap."""
         arguments = {"victims": victims, "costs": costs, "step": step}
         return self._ask("choose_preemption", _MASK, len(victims), arguments)
+
+    @property
+    def ranks_blocks(self) -> bool:
+        """False where the default decides: then `rank_cached_blocks` need not be asked."""
+        return self._chose_another("rank_cached_blocks")
+
+    def rank_cached_blocks(self, blocks: CachedBlocks, step: StepView) -> FloatArray:
+        """float64 [blocks], lowest is evicted first."""
+        arguments = {"blocks": blocks, "step": step}
+        return self._ask("rank_cached_blocks", _SCORES, len(blocks), arguments)
 
     def guard_starvation(self, waiting: RequestColumns, step: StepView) -> BoolArray:
         """bool [waiting], True where any guard sees starvation."""

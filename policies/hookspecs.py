@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cadenza.policies.arrivals import ArrivalColumns, Refusal, ServiceView
+from cadenza.policies.cached_blocks import CachedBlocks
 from cadenza.policies.markers import hookspec
 from cadenza.policies.views import (
     BoolArray,
@@ -146,6 +147,19 @@ def choose_preemption(
     that cannot be swapped, because the host has no room or its client forbids it, is recomputed
     whatever the answer, and the other way round. `costs` has one element a victim, in the same
     order. Default: cost model. Stops at the first answer.
+    """
+
+
+@hookspec(firstresult=True)
+def rank_cached_blocks(blocks: CachedBlocks, step: StepView) -> FloatArray | None:
+    """Score the cached blocks that no request holds; the lowest is evicted first.
+
+    Called once a step at most, when the first block has to be evicted in it, and only under a
+    profile that chose a policy other than the default. Return one float per block; +inf goes last,
+    and goes if it must. Ties go by `last_use`. Just as many are evicted as the default would evict,
+    and with each, whatever its score, all cached blocks that continue its prefix, as nobody could
+    find them: score a block above what continues it. What is let go of later in the step is evicted
+    after all that were scored. Default: least recently used. Stops at the first answer.
     """
 
 

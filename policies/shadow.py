@@ -41,6 +41,10 @@ def _victims(live: Array, shadow: Array, arguments: dict[str, Any]) -> Differenc
     return of_scores(live, shadow, -arguments["running"].admission)
 
 
+def _evictions(live: Array, shadow: Array, arguments: dict[str, Any]) -> Difference:
+    return of_scores(live, shadow, arguments["blocks"].last_use)
+
+
 _COMPARE: dict[str, tuple[str, _Compare]] = {
     "predict_lengths": ("mean difference in tokens", lambda *pair: of_counts(*pair[:2])),
     "plan_budget": ("mean difference in tokens", lambda *pair: of_budgets(*pair[:2])),
@@ -49,6 +53,7 @@ _COMPARE: dict[str, tuple[str, _Compare]] = {
     "select_victims": ("mean change of place, 1 is reversed", _victims),
     "allow_displacement": ("share judged otherwise", lambda *pair: of_margins(*pair[:2])),
     "choose_preemption": ("share judged otherwise", lambda *pair: of_masks(*pair[:2])),
+    "rank_cached_blocks": ("mean change of place, 1 is reversed", _evictions),
     "guard_starvation": ("share judged otherwise", lambda *pair: of_masks(*pair[:2])),
 }  # hook -> what its figure is, and how it comes about
 
@@ -84,7 +89,8 @@ class ShadowedDecisions(Decisions):
     """Decides as `Decisions` does, and asks and tells a shadow everything as well.
 
     Displacement is asked of the shadow only where the live profile may displace: otherwise the
-    scheduler has no such question. A budget, or lengths, if either of them has a policy for it.
+    scheduler has no such question. A budget, lengths and an order of
+    eviction if either of them has a policy for it.
     """
 
     def __init__(
@@ -117,6 +123,10 @@ class ShadowedDecisions(Decisions):
     @property
     def predicts_lengths(self) -> bool:
         return super().predicts_lengths or self._other.predicts_lengths
+
+    @property
+    def ranks_blocks(self) -> bool:
+        return super().ranks_blocks or self._other.ranks_blocks
 
     @property
     def plans_budget(self) -> bool:

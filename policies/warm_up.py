@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from cadenza.policies.arrivals import Arrival, ArrivalColumns, ServiceView, table_of
+from cadenza.policies.cached_blocks import CachedBlocks
 from cadenza.policies.contract import ARGUMENTS, ENGINE_HOOKS, FRONT_HOOKS
 from cadenza.policies.decisions import Decisions
 from cadenza.policies.errors import ProfileError
@@ -83,6 +84,7 @@ def made_up_views() -> Mapping[str, Any]:
         **dict.fromkeys(_SEATED, seated),
         **dict.fromkeys(_WAITING, waiting),
         "candidate": _requests(1, seated=False),
+        "blocks": _blocks(),
         "costs": costs,
         "step": step,
         "arrivals": _arrivals(),
@@ -122,6 +124,17 @@ def _service() -> ServiceView:
         total_blocks=64,
         block_size=16,
     )
+
+
+def _blocks() -> CachedBlocks:
+    places = np.arange(4)
+    columns = {
+        "block": places[::-1],
+        "last_use": places,
+        "published": 1 + places[::-1],
+        "continued": places > 1,
+    }
+    return CachedBlocks(columns, places)
 
 
 def _requests(num: int, *, seated: bool) -> RequestColumns:

@@ -7,7 +7,7 @@ of rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +18,7 @@ from cadenza.scheduler.prefix import BlockKey
 from cadenza.scheduler.prefix_index import Prefix, PrefixIndex, Tokens
 
 Blocks = npt.NDArray[np.int32]
+Rank = Callable[[Blocks], npt.NDArray[np.float64]]
 
 # Cached blocks that an eviction takes at least: so many, or this share of them if that is less
 EVICTED_AHEAD = 2048
@@ -45,6 +46,8 @@ class BlockPool:
         self._num_free = num_blocks
         self._cached = EvictionQueue(num_blocks)  # unheld and published
         self._num_held = self._num_reserved = 0
+        self._rank: Rank | None = None
+        self._ranked: Blocks | None = None  # by `_rank`, lowest first; None: not yet
         self._distrusted = np.zeros(num_blocks, dtype=bool)  # until they are allocated anew
         self._any_distrusted = False
 
@@ -155,16 +158,37 @@ class BlockPool:
         distrusted = self._distrusted[blocks]
         return int(distrusted.argmax()) if distrusted.any() else len(blocks)
 
+    def rank_evictions(self, rank: Rank | None) -> None:
+        """Until the next call: how to rank cached blocks if some have to be evicted, once.
+
+        `rank` gets them, the oldest first, and returns a score each; the lowest are evicted first.
+        None: the oldest are.
+        """
+        self._rank, self._ranked = rank, None
+
     def reset_cache(self) -> None:
         """Make every block unfindable; unheld ones are free then. Held ones stay held."""
         self._evict(len(self._cached))
         self.distrust(np.flatnonzero(self._references).astype(np.int32))
 
     def _evict(self, num: int) -> None:
-        oldest = self._cached.pop(num)
-        behind = self.index.remove(oldest)
-        self._set_free(oldest)
+        if self._rank is None or num == len(self._cached):
+            first = self._cached.pop(num)
+        else:
+            first = self._pop_lowest(num, self._rank)
+        behind = self.index.remove(first)
+        self._set_free(first)
         self._free_unfindable(behind)
+
+    def _pop_lowest(self, num: int, rank: Rank) -> Blocks:
+        """The lowest of those that were ranked, as far as they last, then the oldest."""
+        if self._ranked is None:
+            cached = self._cached.blocks()
+            self._ranked = cached[np.argsort(rank(cached), kind="stable")]
+        left = self._ranked[self._cached.has(self._ranked)]
+        lowest, self._ranked = left[:num], left[num:]
+        self._cached.discard(lowest)
+        return np.concatenate((lowest, self._cached.pop(num - len(lowest))))
 
     def _free_unfindable(self, blocks: Blocks) -> None:
         """Free those of the blocks, just removed from the index, that were cached."""

@@ -213,6 +213,16 @@ class PrefixIndex:
         self._announce(keys)
         return done
 
+    def continued(self, blocks: Blocks) -> npt.NDArray[np.bool_]:
+        """Which of these published blocks others continue that are published too."""
+        heirs, names = self._heir[blocks], self.names[blocks]
+        linked: npt.NDArray[np.bool_] = (heirs >= 0) & (self._after[heirs] == names)
+        linked &= self.names[heirs] != _UNPUBLISHED
+        branching: npt.NDArray[np.bool_] = self._has_branches[blocks]
+        parting = [name in self._branches_of for name in names[branching].tolist()]
+        linked[branching] |= np.array(parting, dtype=bool)
+        return linked
+
     def remove(self, blocks: Blocks) -> Blocks:
         """Make these blocks unfindable, as far as they were findable, and all that continue them.
 

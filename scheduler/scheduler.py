@@ -258,6 +258,7 @@ class Scheduler:
                 stores.table.view(seated), stores.table.view(waiting), stores.view(now_s)
             )
             stores.token_budget, chunk = budget.tokens, budget.prefill_chunk
+        stores.rank_evictions(now_s)
         return PlanBuilder(
             step_id=stores.totals.steps,
             now_s=now_s,

@@ -5,11 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
+import numpy as np
+
+from cadenza.policies.cached_blocks import CachedBlocks
 from cadenza.policies.decisions import Decisions
 from cadenza.policies.views import StepView
 from cadenza.scheduler.blocks import BlockPool, Blocks
 from cadenza.scheduler.blocks_alone import BlocksAlone
+from cadenza.scheduler.columns import FloatColumn
 from cadenza.scheduler.config import SchedulerConfig
 from cadenza.scheduler.costs import CostModel
 from cadenza.scheduler.credits import Credits
@@ -88,6 +93,22 @@ class Stores:
             fixed_s=self.costs.fixed_s,
             step_s=self.costs.step_s,
         )
+
+    def rank_evictions(self, now_s: float) -> None:
+        """In this step blocks are evicted in the order of a policy, if one was chosen for it."""
+        ranks = self.decisions.ranks_blocks
+        self.pool.rank_evictions(partial(self._rank, now_s) if ranks else None)
+
+    def _rank(self, now_s: float, blocks: Blocks) -> FloatColumn:
+        places, index = np.arange(len(blocks)), self.pool.index
+        columns = {
+            "block": blocks.astype(np.int64),
+            "last_use": places,
+            "published": index.names[blocks],
+            "continued": index.continued(blocks),
+        }
+        cached = CachedBlocks(columns, places)
+        return self.decisions.rank_cached_blocks(cached, self.view(now_s))
 
     def findable(self, row: int, tokens: int) -> Blocks:
         """The blocks in which the row's first full blocks can be found now, up to `tokens`."""

@@ -37,6 +37,10 @@ def _victims(was: _Array, would_be: _Array, asked: Asked) -> Difference:
     return of_scores(was, would_be, -asked.arguments["running"].admission)
 
 
+def _evictions(was: _Array, would_be: _Array, asked: Asked) -> Difference:
+    return of_scores(was, would_be, asked.arguments["blocks"].last_use)
+
+
 _COMPARE: dict[str, Callable[[Any, Any, Asked], Difference]] = {
     "predict_lengths": lambda was, would_be, _: of_counts(was, would_be),
     "plan_budget": lambda was, would_be, _: of_budgets(was, would_be),
@@ -44,6 +48,7 @@ _COMPARE: dict[str, Callable[[Any, Any, Asked], Difference]] = {
     "select_victims": _victims,
     "reserve_blocks": lambda was, would_be, _: of_counts(was, would_be),
     "allow_displacement": lambda was, would_be, _: of_margins(was, would_be),
+    "rank_cached_blocks": _evictions,
     "choose_preemption": _masks,
     "guard_starvation": _masks,
 }

@@ -12,15 +12,17 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from cadenza.policies.cached_blocks import CachedBlocks
 from cadenza.policies.contract import ARGUMENTS, ENGINE_HOOKS
 from cadenza.policies.decisions import Decisions
 from cadenza.policies.markers import HOOKSPEC_VERSION
 from cadenza.policies.profile import Profile
 from cadenza.policies.views import PreemptionCosts, RequestColumns, StepBudget, StepView
-from cadenza.testing.tables import COLUMNS, request_columns
+from cadenza.testing.tables import COLUMNS, cached_blocks, request_columns
 
 Answer: TypeAlias = npt.NDArray[Any] | StepBudget
 
+_BLOCK_COLUMNS = ("block", "last_use", "published", "continued")
 _FORMAT = "cadenza-decisions"
 _VERSION = 1
 _DATACLASSES: dict[str, Callable[..., Any]] = {"step": StepView, "costs": PreemptionCosts}
@@ -137,6 +139,8 @@ def _encoded(value: Any) -> Any:
     """In terms of JSON, which has no infinity: there it is text."""
     if isinstance(value, RequestColumns):
         return {name: _encoded(getattr(value, name)) for name in COLUMNS}
+    if isinstance(value, CachedBlocks):
+        return {name: _encoded(getattr(value, name)) for name in _BLOCK_COLUMNS}
     if dataclasses.is_dataclass(value):
         fields = dataclasses.fields(value)
         return {each.name: _encoded(getattr(value, each.name)) for each in fields}
@@ -152,6 +156,8 @@ def _decoded(name: str, value: dict[str, Any]) -> Any:
     values = {key: _array(e) if isinstance(e, list) else _number(e) for key, e in value.items()}
     if name in _DATACLASSES:
         return _DATACLASSES[name](**values)
+    if name == "blocks":
+        return cached_blocks(len(values["block"]), **values)
     columns = {key: each.astype(COLUMNS[key]) for key, each in values.items()}
     return request_columns(len(columns["request"]), **columns)
 

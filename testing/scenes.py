@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from cadenza.policies.cached_blocks import CachedBlocks
 from cadenza.policies.contract import ARGUMENTS, FRONT_HOOKS, OBSERVERS
 from cadenza.policies.views import RequestColumns, StepView
 from cadenza.testing.arrivals import random_arrivals, service_view
 from cadenza.testing.tables import (
     COLUMNS,
+    cached_blocks,
     preemption_costs,
     random_requests,
     request_columns,
@@ -72,6 +74,7 @@ class Scene:
             "candidate": _some(self.waiting, slice(0, 1)),
             "running": self.running,
             "victims": self.running,
+            "blocks": _blocks(len(self.waiting), self.step.step_id),
             "costs": preemption_costs(self.running, self.step.free_host_blocks),
             "arrived": self.arrived,
             "preempted": self.preempted,
@@ -166,6 +169,14 @@ def _joined(columns: dict[str, Any], changed: dict[str, Any]) -> dict[str, Any]:
     """These rows twice, the second time with other values in some columns."""
     second = columns | changed
     return {name: np.concatenate((each, second[name])) for name, each in columns.items()}
+
+
+def _blocks(num: int, seed: int) -> CachedBlocks:
+    rng = random.Random(seed)
+    numbers = rng.sample(range(2 * num), num)
+    published = rng.sample(range(1, 4 * num + 1), num)
+    continued = [rng.random() < 0.6 for _ in range(num)]
+    return cached_blocks(num, block=numbers, published=published, continued=continued)
 
 
 def _step(step_id: int, preemptions: int) -> StepView:

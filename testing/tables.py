@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from cadenza.policies.cached_blocks import CachedBlocks
 from cadenza.policies.errors import unknown
 from cadenza.policies.views import PreemptionCosts, RequestColumns, StepView
 
@@ -101,6 +102,26 @@ def running_columns(num: int | None = None, **columns: Values) -> RequestColumns
         "admission": np.arange(size),
     }
     return request_columns(size, **{**seated, **columns})
+
+
+def cached_blocks(num: int | None = None, **columns: Values) -> CachedBlocks:
+    """So many blocks, or as many as the longest column has elements, the oldest first.
+
+    Numbered from 0, published in the order of their numbers, and continued by nothing, unless
+    `block`, `last_use`, `published` or `continued` say otherwise.
+
+    Raises:
+        ValueError: there is no such column, or the columns do not have the same length.
+    """
+    size = _size(num, columns)
+    places = np.arange(size)
+    filled: dict[str, Any] = {"block": places, "last_use": places, "published": places + 1}
+    filled["continued"] = np.zeros(size, dtype=bool)
+    for name, values in columns.items():
+        if name not in filled:
+            raise ValueError(unknown("column", name, filled))
+        filled[name] = np.broadcast_to(np.asarray(values, filled[name].dtype), (size,)).copy()
+    return CachedBlocks(filled, places)
 
 
 def step_view(**fields: Any) -> StepView:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cadenza.policies.builtin import BUILTIN, DEFAULTS
+from cadenza.policies.cached_blocks import CachedBlocks
 from cadenza.policies.contract import (
     ARGUMENTS,
     ENGINE_HOOKS,
@@ -197,6 +198,8 @@ def _name(view: Columns, index: int) -> str:
     where = f"index {index} of {len(view)}"
     if isinstance(view, RequestColumns):
         return f"request {int(view.request[index])} ({where})"
+    if isinstance(view, CachedBlocks):
+        return f"block {int(view.block[index])} ({where})"
     return where  # arrivals have no numbers yet
 
 

@@ -10,6 +10,7 @@ from cadenza.policies.builtin.fcfs import Fcfs
 from cadenza.policies.builtin.fewest_generated import FewestGenerated
 from cadenza.policies.builtin.hrrn import Hrrn
 from cadenza.policies.builtin.least_laxity import LeastLaxity
+from cadenza.policies.builtin.leaves_first import LeavesFirst
 from cadenza.policies.builtin.lowest_priority import LowestPriority
 from cadenza.policies.builtin.max_wait import MaxWait
 from cadenza.policies.builtin.mlfq import Mlfq
@@ -21,6 +22,7 @@ from cadenza.policies.builtin.no_prediction import NoPrediction
 from cadenza.policies.builtin.no_reservation import NoReservation
 from cadenza.policies.builtin.nobody import Nobody
 from cadenza.policies.builtin.observed_lengths import ObservedLengths
+from cadenza.policies.builtin.oldest_block import OldestBlock
 from cadenza.policies.builtin.past_future import PastFuture
 from cadenza.policies.builtin.prefix_aware import PrefixAware
 from cadenza.policies.builtin.prefix_fair import PrefixFair
@@ -47,6 +49,7 @@ BUILTIN: dict[str, type] = {
         FewestGenerated,
         Hrrn,
         LeastLaxity,
+        LeavesFirst,
         LowestPriority,
         MaxWait,
         Mlfq,
@@ -58,6 +61,7 @@ BUILTIN: dict[str, type] = {
         NoReservation,
         Nobody,
         ObservedLengths,
+        OldestBlock,
         PastFuture,
         PrefixAware,
         PrefixFair,
@@ -81,6 +85,7 @@ DEFAULTS: dict[str, str] = {
     "select_victims": Newest.name,
     "allow_displacement": Nobody.name,
     "choose_preemption": CheapestWayBack.name,
+    "rank_cached_blocks": OldestBlock.name,
     "guard_starvation": BoundedOvertake.name,
     "gate_arrivals": QueueLimit.name,
     "shed_load": Newcomer.name,
@@ -99,6 +104,7 @@ __all__ = [
     "FewestGenerated",
     "Hrrn",
     "LeastLaxity",
+    "LeavesFirst",
     "LowestPriority",
     "MaxWait",
     "Mlfq",
@@ -110,6 +116,7 @@ __all__ = [
     "NoReservation",
     "Nobody",
     "ObservedLengths",
+    "OldestBlock",
     "PastFuture",
     "PrefixAware",
     "PrefixFair",

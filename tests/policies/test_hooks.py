@@ -7,6 +7,7 @@ import pytest
 
 from cadenza.policies import (
     ArrivalColumns,
+    CachedBlocks,
     PreemptionCosts,
     Refusal,
     RequestColumns,
@@ -45,6 +46,33 @@ def test_every_hook_has_a_test_a_default_and_a_docstring():
     for name, spec in SPECS.items():
         assert f"test_hook_{name}" in globals(), f"no test for {name}"
         assert "Default:" in (spec.__doc__ or ""), f"{name} does not name its default"
+
+
+def test_hook_rank_cached_blocks():
+    """Five blocks are cached, of three requests one after another, and four are free."""
+    told: list[list[list[int]]] = []
+
+    class NewestFirst:
+        @hookimpl
+        def rank_cached_blocks(self, blocks: CachedBlocks, step: StepView) -> np.ndarray:
+            told.append([blocks.last_use.tolist(), blocks.continued.tolist()])
+            return -blocks.last_use
+
+    driver = driver_with(NewestFirst, "rank_cached_blocks", num_blocks=9, max_model_len=32)
+    for request, length in enumerate((8, 8, 4)):
+        driver.add(request, [request + 1] * (length + 1), max_tokens=1)
+        driver.run()
+    assert told == []
+    driver.add(3, [9] * 21, max_tokens=1)  # six blocks
+    driver.run()
+    assert told == [[[0, 1, 2, 3, 4], [False, True, False, True, False]]]
+
+    for request, length in enumerate((8, 8, 4)):
+        driver.add(4 + request, [request + 1] * (length + 1), max_tokens=1)
+        driver.step()
+    driver.run()
+    # the newest is gone, and the head of the second with its tail
+    assert [driver.cached[request] for request in (4, 5, 6)] == [8, 0, 0]
 
 
 def test_hook_predict_lengths():

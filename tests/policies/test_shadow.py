@@ -179,3 +179,27 @@ def test_a_scheduler_with_a_shadow_decides_as_without():
     assert report["select_victims"].differed > 0
     assert report["allow_displacement"].asked == 0
     assert report["reserve_blocks"].differed == 0 < report["reserve_blocks"].asked
+
+
+@pytest.mark.parametrize(
+    ("hook", "policy", "is_asked"),
+    [
+        ("predict_lengths", "observed-lengths", "predicts_lengths"),
+        ("plan_budget", "tpot-target", "plans_budget"),
+        ("rank_cached_blocks", "leaves-first", "ranks_blocks"),
+    ],
+)
+def test_a_shadow_is_asked_what_the_live_profile_alone_would_not_be(
+    hook: str, policy: str, is_asked: str
+):
+    live, shadow = Profile(), Profile({hook: policy})
+    decisions = ShadowedDecisions(live, PolicyRunner(live), Shadow(shadow, PolicyRunner(shadow)))
+    driver = Driver(decisions=decisions, num_blocks=8, max_model_len=32)
+    assert getattr(decisions, is_asked)
+    for request in range(6):
+        driver.add(request, [request + 1] * 9, max_tokens=2)
+        driver.run()
+
+    (compared,) = (each for each in decisions.comparison if each.hook == hook)
+    assert compared.asked > 0
+    assert compared.unanswered == decisions.faults == 0

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from cadenza.policies import RequestColumns, StepBudget, StepView, hookimpl
+from cadenza.policies import CachedBlocks, RequestColumns, StepBudget, StepView, hookimpl
 from cadenza.policies.builtin import BUILTIN
 from cadenza.policies.decisions import Decisions
 from cadenza.policies.profile import OBSERVER, Profile
@@ -50,6 +50,16 @@ class Narrow:
         return StepBudget(1 + step.step_id % 11, 1 + step.step_id % 5)
 
 
+class Scrambled:
+    """Evicts in an order without any sense, heads of prefixes before their tails too."""
+
+    name = "scrambled"
+
+    @hookimpl
+    def rank_cached_blocks(self, blocks: CachedBlocks, step: StepView) -> np.ndarray:
+        return (blocks.block * 7 + step.step_id) % 5
+
+
 CHOICES: dict[str, list[str]] = {
     "order_admissions": ["fcfs", "priority", "srpt-limited"],
     "reserve_blocks": ["none", "none", "no-evict", "new-token-ratio", "past-future"],
@@ -57,6 +67,7 @@ CHOICES: dict[str, list[str]] = {
     "choose_preemption": ["recompute", "swap", "cost-model"],
     "allow_displacement": ["nobody", "strict-priority"],
     "guard_starvation": ["bounded-overtake", Impatient.name],
+    "rank_cached_blocks": ["oldest-block", "leaves-first", Scrambled.name],
     "predict_lengths": ["no-prediction", "observed-lengths"],
     "plan_budget": ["calibrated", "calibrated", "tpot-target", Narrow.name],
 }
@@ -64,7 +75,7 @@ CHOICES: dict[str, list[str]] = {
 
 def profile_of(names: dict[str, str]) -> Profile:
     """These policies, and a witness."""
-    own = {policy.name: policy for policy in (Impatient, Narrow, Witness)}
+    own = {policy.name: policy for policy in (Impatient, Narrow, Scrambled, Witness)}
     return Profile({**names, OBSERVER: Witness.name}, {**BUILTIN, **own})
 
 

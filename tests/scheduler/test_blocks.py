@@ -408,3 +408,97 @@ def test_a_large_cache_is_evicted_from_in_runs(
     assert pool.counts == BlockCounts(free=evicted - 1, cached=8 - evicted, held=1)
     pool.allocate(5)
     assert pool.num_available == 2
+
+
+def cached_pool(num_blocks: int, *paths: tuple[int, ...]) -> tuple[BlockPool, list[np.ndarray]]:
+    """A pool in which these sequences are cached, let go of one after another."""
+    pool = pool_of(num_blocks)
+    blocks = [published(pool, *path) for path in paths]
+    for each in blocks:
+        pool.release(each)
+    return pool, blocks
+
+
+def test_the_lowest_in_rank_are_evicted_first():
+    pool, (a, b, c) = cached_pool(4, (A,), (B,), (C,))
+    pool.rank_evictions(lambda blocks: np.where(blocks == b[0], 0.0, np.inf))
+
+    pool.allocate(2)
+    assert [match(pool, each) for each in (A, B, C)] == [[a[0]], [], [c[0]]]
+    pool.allocate(1)  # of equals the oldest
+    assert [match(pool, each) for each in (A, B, C)] == [[], [], [c[0]]]
+
+
+def test_blocks_are_ranked_once_until_it_is_asked_for_again():
+    asked: list[list[int]] = []
+
+    def rank(blocks: np.ndarray) -> np.ndarray:
+        asked.append(blocks.tolist())
+        return -np.arange(len(blocks))
+
+    pool, (a, b, c, d) = cached_pool(5, (A,), (B,), (C,), (D,))
+    pool.rank_evictions(rank)
+    pool.allocate(1)
+    assert asked == []  # one was free
+    pool.allocate(1)
+    pool.pin(c)  # ranked, and held before its turn comes
+    late = pool.allocate(1)
+    assert asked == [[*a, *b, *c, *d]]
+    assert [match(pool, each) for each in (A, B, C, D)] == [[a[0]], [], [c[0]], []]
+
+    pool.release(c)
+    publish(pool, late, D)
+    pool.release(late)
+    pool.allocate(3)  # what was let go of later comes after all that were ranked
+    assert len(asked) == 1
+    pool.check([array([*range(5)])])
+
+
+def test_what_was_let_go_of_after_the_ranking_is_evicted_last():
+    pool, _ = cached_pool(4, (A,), (B,))
+    held = published(pool, C, D)
+    pool.rank_evictions(lambda blocks: np.zeros(len(blocks)))
+    pool.allocate(1)
+    pool.release(held)
+    pool.allocate(1)
+
+    assert match(pool, C, D) == held.tolist()
+    pool.allocate(1)
+    assert match(pool, C, D) == held[:1].tolist()
+
+
+def test_with_a_head_goes_what_continues_it():
+    pool, (blocks, other) = cached_pool(4, (A, B, C), (D,))
+    pool.rank_evictions(lambda cached: np.where(cached == blocks[0], 0.0, 1.0))
+    pool.allocate(1)
+
+    assert pool.counts == BlockCounts(free=2, cached=1, held=1)
+    assert match(pool, D) == other.tolist()
+    assert match(pool, A, B, C) == []
+
+
+def test_where_all_have_to_go_nobody_is_asked():
+    pool, _ = cached_pool(2, (A,), (B,))
+    pool.rank_evictions(lambda blocks: pytest.fail("asked"))
+    pool.reset_cache()
+
+    assert pool.counts == BlockCounts(free=2, cached=0, held=0)
+    pool.rank_evictions(None)
+    published(pool, A, B)
+
+
+def test_a_ranked_pool_agrees_with_a_slow_one():
+    """Random lives under an order that changes: each block is in one place, whoever goes first."""
+    for seed in range(20):
+        chance = random.Random(seed)
+        pool, tables = pool_of(12), list[np.ndarray]()
+        for _ in range(80):
+            if chance.random() < 0.3:
+                factor = chance.randrange(1, 12)
+                pool.rank_evictions(lambda blocks, factor=factor: blocks * factor % 5)
+            num = chance.randrange(1, 4)
+            if tables and (chance.random() < 0.5 or num > pool.num_available):
+                pool.release(tables.pop(chance.randrange(len(tables))))
+            elif num <= pool.num_available:
+                tables.append(published(pool, *(chance.randrange(3) for _ in range(num))))
+            pool.check(tables)

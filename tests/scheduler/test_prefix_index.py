@@ -223,6 +223,21 @@ def test_removed_blocks_and_all_after_them_are_found_no_more():
     assert len(index) == 1
 
 
+def test_it_is_known_which_blocks_others_continue():
+    index = index_of()
+    head = path(index, [A, B], [3, 4])
+    assert index.continued(np.array([4, 3])).tolist() == [False, True]
+
+    for block, letter in ((5, C), (6, D)):  # a link, and a branch
+        publish(index, head, [letter], [block])
+    assert index.continued(np.array([3, 4, 5, 6])).tolist() == [True, True, False, False]
+    remove(index, 5)
+    assert index.continued(np.array([3, 4, 6])).tolist() == [True, True, False]
+    remove(index, 6)
+    assert index.continued(np.array([3, 4])).tolist() == [True, False]
+    assert index.continued(np.array([], dtype=np.int64)).tolist() == []
+
+
 def test_removing_twice_or_what_was_never_published_changes_nothing():
     index = index_of()
     index.watcher = heard = Heard()

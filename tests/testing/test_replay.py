@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cadenza.policies import RequestColumns, hookimpl
+from cadenza.policies import CachedBlocks, RequestColumns, hookimpl
 from cadenza.policies.builtin import BUILTIN, Fcfs, Newest, ShortestPrefill
 from cadenza.policies.contract import ENGINE_HOOKS, hooks_of
 from cadenza.policies.profile import Profile
@@ -22,7 +22,9 @@ from cadenza.testing import (
 )
 from cadenza.testing.tables import COLUMNS
 
+BLOCK_COLUMNS = ("block", "last_use", "published", "continued")
 EVERYTHING = {
+    "rank_cached_blocks": "leaves-first",
     "predict_lengths": "observed-lengths",
     "plan_budget": "tpot-target",
     "reserve_blocks": "none",
@@ -75,8 +77,9 @@ def test_a_file_holds_all_of_it(tmp_path: Path):
         assert (was.hook, was.policy, was.step_id) == (now.hook, now.policy, now.step_id)
         assert np.array_equal(was.answer, now.answer)
         for name, argument in was.arguments.items():
-            if isinstance(argument, RequestColumns):
-                for column in COLUMNS:
+            if isinstance(argument, (RequestColumns, CachedBlocks)):
+                of_blocks = isinstance(argument, CachedBlocks)
+                for column in BLOCK_COLUMNS if of_blocks else COLUMNS:
                     here, there = getattr(argument, column), getattr(now.arguments[name], column)
                     assert here.dtype == there.dtype, column
                     assert np.array_equal(here, there), column
