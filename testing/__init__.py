@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from cadenza.testing.profiles import profile_of
     from cadenza.testing.recording import RecordingDecisions, read_recording, write_recording
     from cadenza.testing.tables import (
+        cached_blocks,
         preemption_costs,
         random_requests,
         request_columns,
@@ -36,6 +37,7 @@ __all__ = [
     "PolicyConformance",
     "RecordingDecisions",
     "arrival_columns",
+    "cached_blocks",
     "oracle",
     "preemption_costs",
     "profile_of",
@@ -59,6 +61,7 @@ _MODULES = {
     "recording": ("RecordingDecisions", "read_recording", "write_recording"),
     "comparison": ("replay",),
     "tables": (
+        "cached_blocks",
         "preemption_costs",
         "random_requests",
         "request_columns",
