@@ -100,4 +100,5 @@ def _repeated(keys: IntArray) -> npt.NDArray[np.intp]:
         return np.empty(0, dtype=np.intp)
     places = repeated.searchsorted(keys)
     places[places == len(repeated)] = 0
-    return (repeated[places] == keys).nonzero()[0]
+    found: npt.NDArray[np.intp] = (repeated[places] == keys).nonzero()[0]
+    return found
