@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -62,3 +63,47 @@ def of_counts(live: Array, shadow: Array) -> Difference:
     return Difference(
         bool((live != shadow).any()), False, float((shadow - live).mean()) if len(live) else 0.0
     )
+
+
+def _order(live: Array, shadow: Array, arguments: Mapping[str, Any]) -> Difference:
+    return of_scores(live, shadow, arguments["waiting"].arrival)
+
+
+def _victims(live: Array, shadow: Array, arguments: Mapping[str, Any]) -> Difference:
+    return of_scores(live, shadow, -arguments["running"].admission)
+
+
+def _evictions(live: Array, shadow: Array, arguments: Mapping[str, Any]) -> Difference:
+    return of_scores(live, shadow, arguments["blocks"].last_use)
+
+
+class Comparison(NamedTuple):
+    """How the answers of one hook are compared."""
+
+    figure: str  # what the figure of a difference is
+    compare: Callable[[Any, Any, Mapping[str, Any]], Difference]  # of live, shadow, arguments
+
+
+COMPARISONS: dict[str, Comparison] = {
+    "predict_lengths": Comparison(
+        "mean difference in tokens", lambda live, shadow, _: of_counts(live, shadow)
+    ),
+    "plan_budget": Comparison(
+        "mean difference in tokens", lambda live, shadow, _: of_budgets(live, shadow)
+    ),
+    "order_admissions": Comparison("mean change of place, 1 is reversed", _order),
+    "reserve_blocks": Comparison(
+        "mean difference in blocks", lambda live, shadow, _: of_counts(live, shadow)
+    ),
+    "select_victims": Comparison("mean change of place, 1 is reversed", _victims),
+    "allow_displacement": Comparison(
+        "share judged otherwise", lambda live, shadow, _: of_margins(live, shadow)
+    ),
+    "choose_preemption": Comparison(
+        "share judged otherwise", lambda live, shadow, _: of_masks(live, shadow)
+    ),
+    "rank_cached_blocks": Comparison("mean change of place, 1 is reversed", _evictions),
+    "guard_starvation": Comparison(
+        "share judged otherwise", lambda live, shadow, _: of_masks(live, shadow)
+    ),
+}  # by hook, for every decision

@@ -11,17 +11,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import numpy.typing as npt
-
 from cadenza.policies.decisions import Decisions, Kind
-from cadenza.policies.differences import (
-    Difference,
-    of_budgets,
-    of_counts,
-    of_margins,
-    of_masks,
-    of_scores,
-)
+from cadenza.policies.differences import COMPARISONS
 from cadenza.policies.profile import Profile
 from cadenza.policies.runner import PolicyRunner
 from cadenza.policies.views import BoolArray, RequestColumns, StepView
@@ -29,33 +20,6 @@ from cadenza.policies.views import BoolArray, RequestColumns, StepView
 SHADOW_BUDGET_S = 0.005  # of all policies of the shadow together, in a step
 
 T = TypeVar("T")
-Array = npt.NDArray[Any]
-_Compare = Callable[[Any, Any, dict[str, Any]], Difference]
-
-
-def _order(live: Array, shadow: Array, arguments: dict[str, Any]) -> Difference:
-    return of_scores(live, shadow, arguments["waiting"].arrival)
-
-
-def _victims(live: Array, shadow: Array, arguments: dict[str, Any]) -> Difference:
-    return of_scores(live, shadow, -arguments["running"].admission)
-
-
-def _evictions(live: Array, shadow: Array, arguments: dict[str, Any]) -> Difference:
-    return of_scores(live, shadow, arguments["blocks"].last_use)
-
-
-_COMPARE: dict[str, tuple[str, _Compare]] = {
-    "predict_lengths": ("mean difference in tokens", lambda *pair: of_counts(*pair[:2])),
-    "plan_budget": ("mean difference in tokens", lambda *pair: of_budgets(*pair[:2])),
-    "order_admissions": ("mean change of place, 1 is reversed", _order),
-    "reserve_blocks": ("mean difference in blocks", lambda *pair: of_counts(*pair[:2])),
-    "select_victims": ("mean change of place, 1 is reversed", _victims),
-    "allow_displacement": ("share judged otherwise", lambda *pair: of_margins(*pair[:2])),
-    "choose_preemption": ("share judged otherwise", lambda *pair: of_masks(*pair[:2])),
-    "rank_cached_blocks": ("mean change of place, 1 is reversed", _evictions),
-    "guard_starvation": ("share judged otherwise", lambda *pair: of_masks(*pair[:2])),
-}  # hook -> what its figure is, and how it comes about
 
 
 @dataclass(slots=True)
@@ -89,8 +53,8 @@ class ShadowedDecisions(Decisions):
     """Decides as `Decisions` does, and asks and tells a shadow everything as well.
 
     Displacement is asked of the shadow only where the live profile may displace: otherwise the
-    scheduler has no such question. A budget, lengths and an order of
-    eviction if either of them has a policy for it.
+    scheduler has no such question. A budget, lengths and an order of eviction are asked for if
+    either of them has a policy for it.
     """
 
     def __init__(
@@ -103,7 +67,7 @@ class ShadowedDecisions(Decisions):
         super().__init__(profile, runner, newcomers)
         self._shadow = shadow
         self._other = shadow.decisions
-        self._compared = {hook: Compared(hook, _COMPARE[hook][0]) for hook in _COMPARE}
+        self._compared = {hook: Compared(hook, each.figure) for hook, each in COMPARISONS.items()}
 
     @property
     def comparison(self) -> tuple[Compared, ...]:
@@ -160,7 +124,7 @@ class ShadowedDecisions(Decisions):
         if self._num_unanswered(hook) > before:
             compared.unanswered += 1
             return
-        difference = _COMPARE[hook][1](answer, other, arguments)
+        difference = COMPARISONS[hook].compare(answer, other, arguments)
         compared.differed += difference.differs
         compared.first_differed += difference.first_differs
         compared.total += difference.figure

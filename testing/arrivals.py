@@ -9,6 +9,7 @@ from typing import Any
 
 from cadenza.policies.arrivals import Arrival, ArrivalColumns, ServiceView, table_of
 from cadenza.policies.errors import unknown
+from cadenza.testing.tables import refuse_unknown
 
 NOW_S = 1_000.0  # so that requests may have arrived before
 
@@ -80,10 +81,7 @@ def service_view(**fields: Any) -> ServiceView:
     Raises:
         ValueError: a ServiceView has no such field.
     """
-    known = ServiceView.__dataclass_fields__
-    for name in fields:
-        if name not in known:
-            raise ValueError(unknown("field of ServiceView", name, known, "they"))
+    refuse_unknown(ServiceView, fields)
     total = fields.get("total_blocks", 1_000)
     plain: dict[str, Any] = {
         "step_id": 0,

@@ -2,56 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from cadenza.policies.contract import OBSERVERS
-from cadenza.policies.differences import (
-    Difference,
-    of_budgets,
-    of_counts,
-    of_margins,
-    of_masks,
-    of_scores,
-)
+from cadenza.policies.differences import COMPARISONS, Difference
 from cadenza.policies.views import StepBudget
 from cadenza.testing.recording import Answer, Asked
 from cadenza.testing.trial import Subject, Trial, hook_guard
-
-_Array = npt.NDArray[Any]
-
-
-def _masks(was: _Array, would_be: _Array, asked: Asked) -> Difference:
-    return of_masks(was, would_be)
-
-
-def _order(was: _Array, would_be: _Array, asked: Asked) -> Difference:
-    return of_scores(was, would_be, asked.arguments["waiting"].arrival)
-
-
-def _victims(was: _Array, would_be: _Array, asked: Asked) -> Difference:
-    return of_scores(was, would_be, -asked.arguments["running"].admission)
-
-
-def _evictions(was: _Array, would_be: _Array, asked: Asked) -> Difference:
-    return of_scores(was, would_be, asked.arguments["blocks"].last_use)
-
-
-_COMPARE: dict[str, Callable[[Any, Any, Asked], Difference]] = {
-    "predict_lengths": lambda was, would_be, _: of_counts(was, would_be),
-    "plan_budget": lambda was, would_be, _: of_budgets(was, would_be),
-    "order_admissions": _order,
-    "select_victims": _victims,
-    "reserve_blocks": lambda was, would_be, _: of_counts(was, would_be),
-    "allow_displacement": lambda was, would_be, _: of_margins(was, would_be),
-    "rank_cached_blocks": _evictions,
-    "choose_preemption": _masks,
-    "guard_starvation": _masks,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +76,7 @@ def replay(
 
 def compare(asked: Asked, answer: Answer) -> Difference:
     """What would have been done otherwise had this been the answer."""
-    return _COMPARE[asked.hook](asked.answer, answer, asked)
+    return COMPARISONS[asked.hook].compare(asked.answer, answer, asked.arguments)
 
 
 def _shown(answer: Answer | None) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from cadenza.policies.arrivals import ServiceView
 from cadenza.policies.cached_blocks import CachedBlocks
 from cadenza.policies.errors import unknown
 from cadenza.policies.views import PreemptionCosts, RequestColumns, StepView
@@ -124,16 +125,21 @@ def cached_blocks(num: int | None = None, **columns: Values) -> CachedBlocks:
     return CachedBlocks(filled, places)
 
 
+def refuse_unknown(view: type[StepView] | type[ServiceView], fields: Iterable[str]) -> None:
+    """Raises ValueError for the first that is no field of `view`."""
+    known = view.__dataclass_fields__
+    for name in fields:
+        if name not in known:
+            raise ValueError(unknown(f"field of {view.__name__}", name, known, "they"))
+
+
 def step_view(**fields: Any) -> StepView:
     """A step with these fields: otherwise the first one, at 0 s, in an empty pool of 1,000 blocks.
 
     Raises:
         ValueError: a StepView has no such field.
     """
-    known = StepView.__dataclass_fields__
-    for name in fields:
-        if name not in known:
-            raise ValueError(unknown("field of StepView", name, known, "they"))
+    refuse_unknown(StepView, fields)
     total = fields.get("total_blocks", 1_000)
     plain: dict[str, Any] = {
         "step_id": 0,
