@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -38,6 +39,20 @@ class _Abandoned(SystemExit):
     def __init__(self) -> None:
         thread = threading.get_ident()
         _again[thread]
+
+
+class _Nothing(Exception):
+    """Raised and caught at once, by `_unmark`."""
+
+
+def _unmark(thread: ctypes.c_ulong) -> None:
+    """Take back the mark that an error is pending somewhere, with this thread's last one.
+
+    Python 3.11 keeps it when an error is taken back, and drops it when one is raised. Until then it
+    looks for errors at every call, and a call that is traced or profiled never gets further.
+    """
+    with suppress(_Nothing):
+        _set_error(thread, ctypes.py_object(_Nothing))
 
 
 class _Again:
@@ -89,6 +104,7 @@ class Preparation(Generic[T]):
                     self._is_over = True
             except _Abandoned:
                 _set_error(thread, None)
+        _unmark(thread)
         _count(-1)
         if not self.future.set_running_or_notify_cancel():
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -98,3 +99,30 @@ def test_what_comes_too_late_is_dropped():
 
     assert ended(preparation)  # type: ignore[arg-type]
     assert preparation.future.cancelled()
+
+
+PROFILED_AFTERWARDS = """
+import sys
+from cadenza.policies.preparation import Preparation
+
+def fail():
+    raise ValueError
+
+def loop():
+    while True:
+        pass
+
+failed, abandoned = Preparation(fail), Preparation(loop)
+abandoned.abandon()
+for preparation in (failed, abandoned):
+    preparation._thread.join(10)
+    assert not preparation._thread.is_alive()
+sys.setprofile(lambda *_: None)
+(lambda: None)()
+sys.setprofile(None)
+"""
+
+
+def test_whoever_profiles_afterwards_gets_on():
+    """Python 3.11 never leaves a profiled call while an error is marked as pending anywhere."""
+    subprocess.run((sys.executable, "-P", "-c", PROFILED_AFTERWARDS), check=True, timeout=30)
