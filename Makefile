@@ -1,7 +1,7 @@
 # Every target works from nothing: it makes .venv and installs what it needs.
 #
 #   make serve        the demo model on HTTP :8000 and gRPC :50051; ARGS="--port 9000" adds flags
-#   make test         the tests; PYTEST="tests/scheduler -x" narrows them, WORKERS=2 is two processes
+#   make test         the tests; PYTEST="tests/scheduler -x" narrows them, WORKERS=0 is one process
 #   make check        linters, strict types, protos linted and current
 #   make test-extra   slower tests, bounded
 #   make soak         random lives of the scheduler, for ever; SEED=17 begins with that one
@@ -15,7 +15,7 @@ TORCH_SPEC ?= torch==2.13.0
 PYTHON3 ?= python3
 ARGS ?=
 PYTEST ?= tests
-WORKERS ?= 0
+WORKERS ?= 2
 SEED ?=
 
 # As the service starts its engine: threads that spin for long stop each other on shared cores
