@@ -20,7 +20,8 @@ from cadenza.scheduler.decisions import Decision as Record
 from cadenza.scheduler.plan import Logprobs, StepOutcome
 from cadenza.scheduler.report import Statistics, StepReport
 from cadenza.scheduler.states import FinishReason
-from cadenza.wire.messages import Counters, Decision, PolicyFaults, RowLogprobs, Step
+from cadenza.wire import messages
+from cadenza.wire.messages import Counters, Decision, RowLogprobs, Step
 
 _COMMON = ("step_id", "time_s", "request")  # fields of every record, with places of their own
 
@@ -48,7 +49,7 @@ def step_frame(
         preempted=report.preempted.tobytes(),
         decisions=tuple(map(_decision, report.decisions)) if report.decisions else (),
         counters=Counters(received, *statistics),  # in the same order
-        policy_faults=tuple(PolicyFaults(*count) for count in policy_news) if policy_news else (),
+        policy_faults=tuple(messages.FaultCount(*count) for count in policy_news),
     )
 
 

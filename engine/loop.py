@@ -25,11 +25,11 @@ from cadenza.wire.messages import (
     ReleasePolicy,
     ResetPrefixCache,
     SetDeadline,
-    ShadowPolicies,
     Shutdown,
     Submit,
     ToEngine,
-    UsePolicies,
+    UseProfile,
+    UseShadow,
 )
 
 MAX_BACKLOG_BYTES = 4 << 20  # unsent frames; beyond it nothing is planned until the front reads
@@ -127,7 +127,7 @@ class EngineLoop:
                 scheduler.set_deadline(request, _or_never(deadline_s))
             case ResetPrefixCache():
                 scheduler.reset_prefix_cache()
-            case UsePolicies() | ShadowPolicies() | ReleasePolicy() | DescribePolicies():
+            case UseProfile() | UseShadow() | ReleasePolicy() | DescribePolicies():
                 answer = self._policies.handle(message, scheduler)
                 if answer is not None:
                     self._channel.send(answer)

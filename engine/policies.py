@@ -32,8 +32,8 @@ from cadenza.wire.messages import (
     PoliciesState,
     PolicyConfig,
     ReleasePolicy,
-    ShadowPolicies,
-    UsePolicies,
+    UseProfile,
+    UseShadow,
 )
 from cadenza.wire.policies import Comparison, HookFaults, ProfileState, ShadowState
 
@@ -41,7 +41,7 @@ LIMIT_S = 20.0  # for imports and constructors; some libraries take seconds to i
 
 BUSY = "Another change of policies is under way; try again when it has ended."
 
-Request: TypeAlias = UsePolicies | ShadowPolicies | ReleasePolicy | DescribePolicies
+Request: TypeAlias = UseProfile | UseShadow | ReleasePolicy | DescribePolicies
 
 _log = structlog.get_logger(__name__)
 
@@ -108,10 +108,10 @@ class EnginePolicies:
     ) -> PoliciesAnswer | PoliciesState | None:
         """Do what is asked. The answer; None if `advance` will give it."""
         match message:
-            case UsePolicies(number, config):
+            case UseProfile(number, config):
                 take_over = partial(self._take_over, config.watermark)
                 return self._prepare(number, config, self._live, take_over)
-            case ShadowPolicies(number, config):
+            case UseShadow(number, config):
                 if config is None:
                     return self._drop_shadow(number, scheduler)
                 return self._prepare(number, config, None, self._set_shadow)

@@ -20,10 +20,10 @@ from cadenza.wire.messages import (
     Decision,
     EngineConfig,
     Failed,
+    FaultCount,
     Finish,
     PoliciesAnswer,
     PoliciesState,
-    PolicyFaults,
     Progress,
     Ready,
     ResetPrefixCache,
@@ -74,7 +74,7 @@ class EngineClient(asyncio.Protocol):
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
         self.counters = Counters()
-        self.policy_faults: Sequence[PolicyFaults] = ()  # of hooks that ever failed
+        self.policy_faults: Sequence[FaultCount] = ()  # of hooks that ever failed
         self.failure: str | None = None  # why the engine is dead, for operators
         self._reader: FrameReader[ToFront] = FrameReader(ToFront)
         self._transport: asyncio.WriteTransport | None = None

@@ -31,9 +31,9 @@ from cadenza.wire.messages import (
     PoliciesState,
     PolicyConfig,
     ReleasePolicy,
-    ShadowPolicies,
     ToEngine,
-    UsePolicies,
+    UseProfile,
+    UseShadow,
 )
 
 LIMIT_S = 20.0  # for building a profile in this process
@@ -144,7 +144,7 @@ class PolicyControl:
         profile = await self._build(choices, before)
         config = self._with(choices)
         try:
-            await self._tell(lambda number: UsePolicies(number, config))
+            await self._tell(lambda number: UseProfile(number, config))
         except BaseException:
             aside(profile.let_go, self._limit_s)
             raise
@@ -158,7 +158,7 @@ class PolicyControl:
         if choices is not None:
             config = self._with(choices)
             aside((await self._build(choices, None)).let_go, self._limit_s)
-        await self._tell(lambda number: ShadowPolicies(number, config))
+        await self._tell(lambda number: UseShadow(number, config))
         self._shadow_preset = choices.preset if choices is not None else None
 
     async def _release(self, policy: str) -> None:

@@ -5,7 +5,7 @@ little-endian bytes and are viewed, not copied, by the reader (`wire.arrays`). T
 never import torch: the front process imports it.
 
 Front to engine: `Start`, `Submit`, `Cancel`, `Finish`, `Credit`, `SetDeadline`, `ResetPrefixCache`,
-`UsePolicies`, `ShadowPolicies`, `ReleasePolicy`, `DescribePolicies`, `Shutdown`.
+`UseProfile`, `UseShadow`, `ReleasePolicy`, `DescribePolicies`, `Shutdown`.
 Engine to front: `Progress`, `Ready`, `Step`, `Failed`, `PoliciesAnswer`, `PoliciesState`. Once the
 engine is ready, every message but `Shutdown` is followed by a `Step` that counts it in
 `Counters.received`, whether or not there is work; one `Step` may count several.
@@ -147,7 +147,7 @@ class ResetPrefixCache(msgspec.Struct, frozen=True, array_like=True, tag="reset_
     """Forget every cached prefix. Running rows keep their blocks."""
 
 
-class UsePolicies(msgspec.Struct, frozen=True, array_like=True, tag="use_policies"):
+class UseProfile(msgspec.Struct, frozen=True, array_like=True, tag="use_profile"):
     """Let these policies decide in place of the present ones. Answered by `PoliciesAnswer`.
 
     They are built and tried meanwhile; steps go on. Until the answer nothing has changed, and after
@@ -159,7 +159,7 @@ class UsePolicies(msgspec.Struct, frozen=True, array_like=True, tag="use_policie
     config: PolicyConfig
 
 
-class ShadowPolicies(msgspec.Struct, frozen=True, array_like=True, tag="shadow_policies"):
+class UseShadow(msgspec.Struct, frozen=True, array_like=True, tag="use_shadow"):
     """Ask these policies as well, and only compare; None: nobody. Answered by `PoliciesAnswer`."""
 
     number: int
@@ -255,7 +255,7 @@ class Decision(msgspec.Struct, frozen=True, array_like=True):
     facts: dict[str, bool | int | float | str] = {}
 
 
-class PolicyFaults(msgspec.Struct, frozen=True, array_like=True):
+class FaultCount(msgspec.Struct, frozen=True, array_like=True):
     """How often one hook of one policy failed since the engine started."""
 
     policy: str
@@ -280,7 +280,7 @@ class Step(msgspec.Struct, frozen=True, array_like=True, tag="step", kw_only=Tru
     preempted: bytes = b""  # int64, requests that lost their seat in this step
     decisions: tuple[Decision, ...] = ()  # since the last step, oldest first
     counters: Counters = Counters()
-    policy_faults: tuple[PolicyFaults, ...] = ()  # all of them, in steps where one changed
+    policy_faults: tuple[FaultCount, ...] = ()  # all of them, in steps where one changed
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
@@ -313,8 +313,8 @@ ToEngine: TypeAlias = (
     | Credit
     | SetDeadline
     | ResetPrefixCache
-    | UsePolicies
-    | ShadowPolicies
+    | UseProfile
+    | UseShadow
     | ReleasePolicy
     | DescribePolicies
     | Shutdown

@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 from cadenza.policies.runner import FaultCount
 from cadenza.service.generator import Generator
 from cadenza.service.metrics import Histogram
-from cadenza.wire.messages import PolicyFaults
+from cadenza.wire import messages
 
 _PREFIX = "cadenza:"
 
@@ -140,7 +140,7 @@ class _Collector(Collector):
 
         Each process has instances of its own; a policy shows as quarantined if it is in either.
         """
-        counts: list[PolicyFaults | FaultCount] = [*self._generator.engine.policy_faults]
+        counts: list[FaultCount | messages.FaultCount] = [*self._generator.engine.policy_faults]
         counts += self._generator.policies.faults
         labels = ["model_name", "policy", "hook"]
         text = "Decisions that a policy failed to take, by policy and hook."

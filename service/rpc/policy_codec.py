@@ -85,8 +85,8 @@ def _struct(options: Mapping[str, Any]) -> struct_pb2.Struct:
     return struct
 
 
-def _faults(faults: HookFaults) -> pb.PolicyFaults:
-    return pb.PolicyFaults(
+def _faults(faults: HookFaults) -> pb.HookFaults:
+    return pb.HookFaults(
         policy=faults.policy,
         hook=faults.hook,
         faults=faults.faults,

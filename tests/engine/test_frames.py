@@ -10,9 +10,10 @@ from cadenza.scheduler import decisions
 from cadenza.scheduler.plan import Logprobs, StepOutcome
 from cadenza.scheduler.report import Statistics, StepReport
 from cadenza.scheduler.states import FinishReason
+from cadenza.wire import messages
 from cadenza.wire.arrays import view_floats, view_ids, view_requests
 from cadenza.wire.codec import FrameReader, encode
-from cadenza.wire.messages import Counters, Decision, PolicyFaults, ToFront
+from cadenza.wire.messages import Counters, Decision, ToFront
 
 STATISTICS = Statistics(
     **{
@@ -117,7 +118,7 @@ def test_faults_of_policies_travel_where_there_is_news():
 
     frame = step_frame(REPORT, None, STATISTICS, received=0, policy_news=news)
 
-    assert frame.policy_faults == (PolicyFaults("mine", "order_admissions", 3, True),)
+    assert frame.policy_faults == (messages.FaultCount("mine", "order_admissions", 3, True),)
     (received,) = FrameReader(ToFront).feed(encode(frame))
     assert received.policy_faults == frame.policy_faults
     assert step_frame(REPORT, None, STATISTICS, received=0).policy_faults == ()

@@ -27,10 +27,10 @@ from cadenza.wire.messages import (
     PoliciesState,
     PolicyConfig,
     ReleasePolicy,
-    ShadowPolicies,
     Shutdown,
     Step,
-    UsePolicies,
+    UseProfile,
+    UseShadow,
 )
 from tests.engine.test_loop import Engine, Front, submit
 
@@ -156,7 +156,7 @@ class Changing:
         return self.policies.advance(self.driver.scheduler)
 
     def use(self, config: PolicyConfig) -> str | None:
-        answer = self.ask(UsePolicies(7, config))
+        answer = self.ask(UseProfile(7, config))
         assert isinstance(answer, PoliciesAnswer)
         assert answer.number == 7
         return answer.error
@@ -256,7 +256,7 @@ def test_a_watermark_comes_and_goes_with_its_profile():
     for watermark in (0.25, None, 0.5, 0.0):
         changing.use(PolicyConfig(watermark=watermark))
         seen.append(stores.watermark)
-    changing.ask(ShadowPolicies(1, PolicyConfig(watermark=0.75)))
+    changing.ask(UseShadow(1, PolicyConfig(watermark=0.75)))
 
     assert [*seen, stores.watermark] == [4, 0, 8, 0, 0]
     changing.finish()
@@ -287,14 +287,14 @@ def test_a_policy_in_both_goes_on_where_it_was():
 def test_a_second_change_waits_for_the_first_to_end():
     changing = Changing()
     scheduler = changing.driver.scheduler
-    first = UsePolicies(1, choice(order_admissions="hanging"))
+    first = UseProfile(1, choice(order_admissions="hanging"))
     assert changing.policies.handle(first, scheduler) is None
     assert changing.policies.is_changing
 
     for second in (
-        UsePolicies(2, PolicyConfig()),
-        ShadowPolicies(2, PolicyConfig()),
-        ShadowPolicies(2, None),
+        UseProfile(2, PolicyConfig()),
+        UseShadow(2, PolicyConfig()),
+        UseShadow(2, None),
     ):
         assert changing.policies.handle(second, scheduler) == PoliciesAnswer(2, BUSY)
     assert changing.policies.advance(scheduler) is None
@@ -313,7 +313,7 @@ def test_a_constructor_that_hangs_is_given_up():
     now_s = 0.0
     changing = Changing(timer=lambda: now_s, limit_s=20.0)
     scheduler = changing.driver.scheduler
-    changing.policies.handle(UsePolicies(1, choice(order_admissions="hanging")), scheduler)
+    changing.policies.handle(UseProfile(1, choice(order_admissions="hanging")), scheduler)
     now_s = 19.9
     assert changing.policies.advance(scheduler) is None
 
@@ -383,7 +383,7 @@ def test_faults_never_fall():
 def test_a_shadow_is_asked_and_changes_nothing():
     plain, changing = Changing(), Changing()
     shadow = choice(order_admissions="reversed")
-    assert changing.ask(ShadowPolicies(1, shadow)) == PoliciesAnswer(1)
+    assert changing.ask(UseShadow(1, shadow)) == PoliciesAnswer(1)
     plain.finish()
     changing.finish()
 
@@ -399,7 +399,7 @@ def test_a_shadow_is_asked_and_changes_nothing():
 
 def test_faults_of_a_shadow_are_its_own():
     changing = Changing(num=20)
-    changing.ask(ShadowPolicies(1, choice(order_admissions="failing")))
+    changing.ask(UseShadow(1, choice(order_admissions="failing")))
     Failing.fails = True
     changing.finish()
 
@@ -417,7 +417,7 @@ def test_faults_of_a_shadow_are_its_own():
 
 def test_a_shadow_outlives_other_live_policies_and_compares_anew():
     changing = Changing()
-    changing.ask(ShadowPolicies(1, choice(order_admissions="reversed")))
+    changing.ask(UseShadow(1, choice(order_admissions="reversed")))
     changing.driver.step()
 
     changing.use(choice(order_admissions="reversed"))
@@ -434,14 +434,14 @@ def test_a_shadow_outlives_other_live_policies_and_compares_anew():
 
 def test_without_a_shadow_decisions_are_plain():
     changing = Changing()
-    changing.ask(ShadowPolicies(1, choice(order_admissions="reversed")))
+    changing.ask(UseShadow(1, choice(order_admissions="reversed")))
     assert type(changing.policies.decisions) is not Decisions
 
-    assert changing.ask(ShadowPolicies(2, None)) == PoliciesAnswer(2)
+    assert changing.ask(UseShadow(2, None)) == PoliciesAnswer(2)
 
     assert type(changing.policies.decisions) is Decisions
     assert changing.state().shadow is None
-    assert changing.ask(ShadowPolicies(3, None)) == PoliciesAnswer(3)
+    assert changing.ask(UseShadow(3, None)) == PoliciesAnswer(3)
     changing.finish()
 
 
@@ -479,7 +479,7 @@ def test_a_newcomer_that_another_change_kept_is_told_as_well():
 def test_a_shadow_is_introduced_and_the_live_policies_are_not():
     changing = Changing(PolicyConfig(chosen={"observer": ("listening",)}), num=2)
     changing.driver.step()
-    changing.ask(ShadowPolicies(1, PolicyConfig(chosen={"observer": ("listening-too",)})))
+    changing.ask(UseShadow(1, PolicyConfig(chosen={"observer": ("listening-too",)})))
     ListeningToo.told.clear()
 
     changing.driver.step()
@@ -541,8 +541,8 @@ def test_changes_that_come_during_a_step_take_effect_after_it(served: tuple[Fron
     front.send(submit(1, [5, 6], max_tokens=8))
     assert held.started.wait(10)
     front.send(
-        UsePolicies(1, PolicyConfig()),
-        UsePolicies(2, PolicyConfig()),
+        UseProfile(1, PolicyConfig()),
+        UseProfile(2, PolicyConfig()),
         DescribePolicies(3),
         submit(2, [7]),
     )
@@ -566,7 +566,7 @@ def test_changes_that_come_during_a_step_take_effect_after_it(served: tuple[Fron
 def test_an_engine_at_rest_answers_and_counts_what_it_was_asked(served: tuple[Front, Held]):
     front, held = served
     held.go.set()
-    front.send(UsePolicies(1, PolicyConfig()), ReleasePolicy(2, "edf"), ShadowPolicies(3, None))
+    front.send(UseProfile(1, PolicyConfig()), ReleasePolicy(2, "edf"), UseShadow(3, None))
 
     found, step = answers(front, 3)
 

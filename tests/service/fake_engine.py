@@ -20,24 +20,24 @@ from cadenza.wire.messages import (
     Decision,
     DescribePolicies,
     Failed,
+    FaultCount,
     Finish,
     Finished,
     PoliciesAnswer,
     PoliciesState,
     PolicyConfig,
-    PolicyFaults,
     Ready,
     ReleasePolicy,
     RowLogprobs,
     SetDeadline,
-    ShadowPolicies,
     Shutdown,
     Start,
     Step,
     Submit,
     ToEngine,
     ToFront,
-    UsePolicies,
+    UseProfile,
+    UseShadow,
 )
 from cadenza.wire.policies import Comparison, HookFaults, ProfileState, ShadowState
 
@@ -89,7 +89,7 @@ class FakeEngine(asyncio.Protocol):
         self.preempted: list[int] = []  # to be reported by the next step
         self.cached_tokens = 3
         self.told_counters: dict[str, int] = {}  # in place of its own
-        self.told_policy_faults: tuple[PolicyFaults, ...] = ()
+        self.told_policy_faults: tuple[FaultCount, ...] = ()
         self.decisions: list[Decision] = []  # to be told by the next step
         self.policies = PolicyConfig()
         self.shadow: PolicyConfig | None = None
@@ -264,13 +264,13 @@ class FakeEngine(asyncio.Protocol):
         self.auto = True
         self._plan_step()
 
-    def answer_change(self, message: UsePolicies | ShadowPolicies | ReleasePolicy) -> None:
+    def answer_change(self, message: UseProfile | UseShadow | ReleasePolicy) -> None:
         """Do it, unless `policy_error` says why not."""
         if self.policy_error is None:
             match message:
-                case UsePolicies(_, config):
+                case UseProfile(_, config):
                     self.policies = config
-                case ShadowPolicies(_, config):
+                case UseShadow(_, config):
                     self.shadow = config
                 case ReleasePolicy(_, policy):
                     self.quarantined = tuple(name for name in self.quarantined if name != policy)
@@ -316,7 +316,7 @@ class FakeEngine(asyncio.Protocol):
                     for rows in (self.running, self.waiting):
                         if request in rows:
                             rows[request].deadline_s = deadline_s
-                case UsePolicies() | ShadowPolicies() | ReleasePolicy():
+                case UseProfile() | UseShadow() | ReleasePolicy():
                     if self.answers_changes:
                         self.answer_change(message)
                 case DescribePolicies(number):

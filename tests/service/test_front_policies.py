@@ -24,7 +24,7 @@ from cadenza.policies.runner import STRIKES
 from cadenza.service.errors import Overloaded, QuotaExceeded
 from cadenza.service.http.metrics import Exporter
 from cadenza.service.request import GenerationRequest
-from cadenza.wire.messages import PolicyFaults
+from cadenza.wire.messages import FaultCount
 
 from .entering import Door
 
@@ -270,8 +270,8 @@ def test_faults_and_quarantines_of_both_processes_are_in_one_family(run, open_fr
         policies = {"hostile": hostile(raises)}
         async with open_front(policies=policies, chosen=CHOSEN) as front:
             front.engine.told_policy_faults = (
-                PolicyFaults("hostile", "order_admissions", 2, False),
-                PolicyFaults("other", "select_victims", 1, True),
+                FaultCount("hostile", "order_admissions", 2, False),
+                FaultCount("other", "select_victims", 1, True),
             )
             front.engine.told_counters = {"policy_faults": 3}
             for _ in range(STRIKES):

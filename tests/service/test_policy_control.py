@@ -21,7 +21,7 @@ from cadenza.service.errors import (
     RequestError,
     UnknownPolicy,
 )
-from cadenza.wire.messages import PolicyConfig, ReleasePolicy, ShadowPolicies, UsePolicies
+from cadenza.wire.messages import PolicyConfig, ReleasePolicy, UseProfile, UseShadow
 from cadenza.wire.policies import HookFaults
 
 from .conftest import Front, OpenFront
@@ -64,7 +64,7 @@ def hang() -> Iterator[None]:
 
 
 def changes(front: Front) -> list[Any]:
-    kinds = UsePolicies | ShadowPolicies | ReleasePolicy
+    kinds = UseProfile | UseShadow | ReleasePolicy
     return [message for message in front.engine.received if isinstance(message, kinds)]
 
 

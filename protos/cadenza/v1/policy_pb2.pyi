@@ -494,7 +494,7 @@ class ProfileReport(_message.Message):
         """Policy to the options that it was given."""
 
     @_builtins.property
-    def faults(self) -> _containers.RepeatedCompositeFieldContainer[Global___PolicyFaults]:
+    def faults(self) -> _containers.RepeatedCompositeFieldContainer[Global___HookFaults]:
         """Of hooks that failed, those of policies that have left included."""
 
     @_builtins.property
@@ -508,7 +508,7 @@ class ProfileReport(_message.Message):
         decisions: _abc.Mapping[_builtins.str, Global___PolicyNames] | None = ...,
         observers: _abc.Mapping[_builtins.str, Global___PolicyNames] | None = ...,
         options: _abc.Mapping[_builtins.str, _struct_pb2.Struct] | None = ...,
-        faults: _abc.Iterable[Global___PolicyFaults] | None = ...,
+        faults: _abc.Iterable[Global___HookFaults] | None = ...,
         quarantined: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
@@ -520,7 +520,7 @@ class ProfileReport(_message.Message):
 Global___ProfileReport: _TypeAlias = ProfileReport  # noqa: Y015
 
 @_typing.final
-class PolicyFaults(_message.Message):
+class HookFaults(_message.Message):
     """How often one hook of one policy failed, since the service started or the shadow was set."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -551,7 +551,7 @@ class PolicyFaults(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___PolicyFaults: _TypeAlias = PolicyFaults  # noqa: Y015
+Global___HookFaults: _TypeAlias = HookFaults  # noqa: Y015
 
 @_typing.final
 class ShadowReport(_message.Message):

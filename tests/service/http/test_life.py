@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from cadenza.service.http.connection import ConnectionLimits
 from cadenza.service.limits import Limits
 from cadenza.service.request import GenerationRequest
-from cadenza.wire.messages import PolicyFaults
+from cadenza.wire.messages import FaultCount
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 CHAT_TOO = {"messages": [{"role": "user", "content": "x"}]}
@@ -400,9 +400,9 @@ def test_metrics_tell_which_policies_fail(run, serve):
     async def main():
         async with serve() as served:
             served.front.engine.told_policy_faults = (
-                PolicyFaults("mine", "order_admissions", 3, True),
-                PolicyFaults("mine", "select_victims", 1, True),
-                PolicyFaults("other", "select_victims", 2, False),
+                FaultCount("mine", "order_admissions", 3, True),
+                FaultCount("mine", "select_victims", 1, True),
+                FaultCount("other", "select_victims", 2, False),
             )
             for _ in range(2):  # what one frame told holds until another tells something else
                 await served.http.post(COMPLETIONS, json={"prompt": "x", "max_tokens": 1})

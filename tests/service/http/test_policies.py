@@ -10,7 +10,7 @@ import pytest
 from cadenza.policies.builtin import BUILTIN
 from cadenza.policies.markers import HOOKSPEC_VERSION
 from cadenza.service.policy_control import MAX_PROFILE_BYTES
-from cadenza.wire.messages import UsePolicies
+from cadenza.wire.messages import UseProfile
 from cadenza.wire.policies import HookFaults
 
 from .conftest import OpenServed
@@ -152,12 +152,12 @@ def test_a_conflict_may_be_tried_again(run, serve: OpenServed):
             put = served.http.put("/v1/policies/profile", json={"preset": "slo"})
             first = asyncio.create_task(put)
             await engine.until(
-                lambda: any(isinstance(message, UsePolicies) for message in engine.received)
+                lambda: any(isinstance(message, UseProfile) for message in engine.received)
             )
             response = await served.http.put("/v1/policies/profile", json={})
             assert "under way" in error(response, 409, "change_under_way")
             assert response.headers["retry-after"] == "1"
-            change = next(each for each in engine.received if isinstance(each, UsePolicies))
+            change = next(each for each in engine.received if isinstance(each, UseProfile))
             engine.answer_change(change)
             assert (await first).status_code == 200
 
