@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol, TypeAlias, TypeVarTuple, cast
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVarTuple, cast
 
 import structlog
 
@@ -81,6 +82,7 @@ class EngineClient(asyncio.Protocol):
         self._rows: dict[int, Row] = {}
         self._next_number = 1
         self._questions: dict[int, asyncio.Future[Answer]] = {}
+        self._awaited: deque[tuple[int, asyncio.Future[None]]] = deque()  # by messages handled
         self._ready: asyncio.Future[Ready] = loop.create_future()
         self._lost: asyncio.Future[None] = loop.create_future()
         self._closing = False
@@ -192,13 +194,18 @@ class EngineClient(asyncio.Protocol):
         if request in self._rows and self.failure is None:
             self.send(SetDeadline(request, deadline_s))
 
-    def reset_prefix_cache(self) -> None:
-        """Let the engine forget every cached prefix.
+    def reset_prefix_cache(self) -> asyncio.Future[None]:
+        """Let the engine forget every cached prefix; the future ends when it has.
 
         Raises:
-            EngineUnavailable: the engine is dead.
+            EngineUnavailable: the engine does not serve yet, or is dead; from the future if it dies
+                meanwhile.
         """
+        self._refuse_unless_serving()
         self.send(ResetPrefixCache())
+        handled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._awaited.append((self._sent, handled))
+        return handled
 
     async def ask(self, question: Callable[[int], ToEngine]) -> Answer:
         """Send what `question` makes of a number, and wait for the answer with that number.
@@ -206,8 +213,7 @@ class EngineClient(asyncio.Protocol):
         Raises:
             EngineUnavailable: the engine does not serve yet, is dead, or dies meanwhile.
         """
-        if not self.is_serving:
-            raise EngineUnavailable(self.failure or "The engine is still starting.")
+        self._refuse_unless_serving()
         number = self.take_numbers(1)
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._questions[number] = answer
@@ -234,6 +240,10 @@ class EngineClient(asyncio.Protocol):
             self._closing = True
             self._write(Shutdown())
             self._transport.close()
+
+    def _refuse_unless_serving(self) -> None:
+        if not self.is_serving:
+            raise EngineUnavailable(self.failure or "The engine is still starting.")
 
     def _write(self, message: ToEngine) -> None:
         if self.failure is not None or self._transport is None:
@@ -308,6 +318,10 @@ class EngineClient(asyncio.Protocol):
                 self._tell(request, row, row.on_token, token, finished, logprobs)
         if step.decisions:
             self._show(step.decisions)
+        while self._awaited and self._awaited[0][0] <= step.counters.received:
+            _, handled = self._awaited.popleft()
+            if not handled.done():
+                handled.set_result(None)
 
     def _show(self, decisions: Sequence[Decision]) -> None:
         for callback in self._on_decisions:
@@ -334,9 +348,13 @@ class EngineClient(asyncio.Protocol):
         if not self._ready.done():
             self._ready.set_exception(EngineUnavailable(reason))
             self._ready.exception()  # seen: nobody need be waiting
-        for question in self._questions.values():
-            if not question.done():
-                question.set_exception(EngineUnavailable(reason))
+        waiting: list[asyncio.Future[Any]]
+        waiting = [*self._questions.values(), *(handled for _, handled in self._awaited)]
+        self._awaited.clear()
+        for future in waiting:
+            if not future.done():
+                future.set_exception(EngineUnavailable(reason))
+                future.exception()  # seen: nobody need be waiting
         rows, self._rows = self._rows, {}
         for row in rows.values():
             _fail_row(row, reason, retryable=True)

@@ -4,6 +4,7 @@
     ├── InvalidRequest              the client must change the request (names the field)
     ├── UnknownModel                no such model here
     ├── UnknownPolicy               no such policy is in use
+    ├── UnknownRequest              no such request is known, or not to this client
     ├── Unauthenticated             the key of an administrator is missing or wrong
     ├── Forbidden                   nobody may do this here, or from there
     ├── ChangeUnderWay              another change has to end first; retry after a while
@@ -48,6 +49,10 @@ class UnknownModel(RequestError):
 
 class UnknownPolicy(RequestError):
     """The request names a policy that is not in use."""
+
+
+class UnknownRequest(RequestError):
+    """The request asks about another one that is not known, or is not the client's to see."""
 
 
 class Unauthenticated(RequestError):
@@ -115,6 +120,7 @@ _STATUS: dict[type[RequestError], Status] = {
     InvalidRequest: Status(400, "invalid_request_error", "invalid_value", "INVALID_ARGUMENT"),
     UnknownModel: Status(404, "invalid_request_error", "model_not_found", "NOT_FOUND"),
     UnknownPolicy: Status(404, "invalid_request_error", "policy_not_found", "NOT_FOUND"),
+    UnknownRequest: Status(404, "invalid_request_error", "request_not_found", "NOT_FOUND"),
     Unauthenticated: Status(401, "authentication_error", "invalid_api_key", "UNAUTHENTICATED"),
     Forbidden: Status(403, "permission_error", "forbidden", "PERMISSION_DENIED"),
     ChangeUnderWay: Status(409, "conflict_error", "change_under_way", "ABORTED"),

@@ -74,6 +74,11 @@ class Generation:
         self._waiter: asyncio.Future[None] | None = None
 
     @property
+    def call_id(self) -> str:
+        """What all generations of one call have in common."""
+        return self.id.partition("-")[0]
+
+    @property
     def num_choices(self) -> int:
         return len(self._choices)
 

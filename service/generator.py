@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -21,14 +22,15 @@ from cadenza.service.limits import Limits
 from cadenza.service.metrics import Metrics, RequestTimer
 from cadenza.service.queue import Entry, Places
 from cadenza.service.request import GenerationRequest
-from cadenza.service.timelines import Timeline, Timelines
+from cadenza.service.timelines import RequestStatus, Subject, Timeline, Timelines
 from cadenza.service.tokenizer import Tokenizer
-from cadenza.service.validation import CheckedRequest, Prompt, check, refuse_overlong
+from cadenza.service.validation import CheckedRequest, Prompt, check, refuse_overlong, token_ids
 from cadenza.wire.arrays import pack_ids
 from cadenza.wire.messages import Ready, Submit
 
 _ENCODER_THREADS = 2
 _DRAIN_POLL_S = 0.05
+_MANY_TOKENS = 1 << 17  # to list or decode, which takes about 30 ms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +67,7 @@ class Generator:
         self.created = int(time.time())
         self._entrance = Entrance(self.limits.max_queued, self.policies, engine, self.metrics)
         self._open: set[Generation] = set()  # launched, and their answers not yet delivered
+        self._num_entering = 0  # requests between their arrival and their launch
         self._draining = False
         self._timelines = Timelines()
         engine.watch_decisions(self._timelines.add)
@@ -85,6 +88,11 @@ class Generator:
         return self._entrance.queue.num_taken
 
     @property
+    def num_in_flight(self) -> int:
+        """Requests between their arrival and the delivery of their answer, over all protocols."""
+        return self._num_entering + len(self._open)
+
+    @property
     def num_records_dropped(self) -> int:
         """Decisions that are missing in the timelines of generations that are known."""
         return self._timelines.num_dropped
@@ -92,6 +100,10 @@ class Generator:
     def timeline(self, generation_id: str) -> Timeline | None:
         """What was decided about a generation, running or ended; None if it is not known."""
         return self._timelines.get(generation_id)
+
+    def status(self, generation_id: str) -> RequestStatus | None:
+        """How far a generation is, running or ended; None if it is not known."""
+        return self._timelines.status(generation_id)
 
     def check_model(self, name: object) -> None:
         """Accept a served name, or none at all.
@@ -131,6 +143,54 @@ class Generator:
         """
         if self._draining:
             raise EngineUnavailable("The service is shutting down.")
+        self._num_entering += len(requests)
+        try:
+            return await self._enter(requests)
+        finally:
+            self._num_entering -= len(requests)
+
+    async def encode(self, request: GenerationRequest) -> Sequence[int]:
+        """The token ids of a request's prompt, as `submit` would send them, if it has room or not.
+
+        Waits while the engine loads, and takes a place in the queue.
+
+        Raises:
+            InvalidRequest: a field is wrong, or so many characters cannot fit the context.
+            UnknownModel: the request names a model that is not served.
+            Overloaded: too many choices wait already.
+            EngineUnavailable: the engine is dead.
+        """
+        self.check_model(request.model)
+        with self._place():
+            ready = await self.engine.ready()
+            checked = check(request, self.limits, ready)
+            ids = await self._encode(checked.prompt, ready.max_model_len)
+        most = _most_told(ready)
+        if len(ids) > most:
+            field = checked.prompt.field
+            raise InvalidRequest(f"{field} has {len(ids)} tokens; at most {most} are told.", field)
+        return ids
+
+    async def decode(self, model: object, tokens: Any) -> str:
+        """The text of token ids, control tokens as they are written. Takes a place in the queue.
+
+        Raises:
+            InvalidRequest: they are no ids of the vocabulary, or too many.
+            UnknownModel, Overloaded, EngineUnavailable: as `encode`.
+        """
+        self.check_model(model)
+        with self._place():
+            ready = await self.engine.ready()
+            ids = token_ids(tokens, "tokens", _most_told(ready), ready.vocab_size)
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._encoders, self.tokenizer.decode, ids)
+
+    async def token_names(self, ids: Sequence[int]) -> list[str]:
+        """Each token as the vocabulary writes it, for ids that `encode` returned."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._encoders, self.tokenizer.names, ids)
+
+    async def _enter(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
         timers = [RequestTimer(self.metrics) for _ in requests]
         for request in requests:
             self.check_model(request.model)
@@ -175,9 +235,14 @@ class Generator:
         """The engine's limits; waiting for them takes a place in the queue."""
         if self.engine.limits is not None and self.engine.is_serving:
             return self.engine.limits
+        with self._place():
+            return await self.engine.ready()
+
+    @contextlib.contextmanager
+    def _place(self) -> Iterator[None]:
         place = self._entrance.hold()
         try:
-            return await self.engine.ready()
+            yield
         finally:
             place.leave_all()
 
@@ -220,17 +285,17 @@ class Generator:
     def _launch_all(self, jobs: Sequence[_Job], max_rows: int) -> list[Generation]:
         launched: list[Generation] = []
         with contextlib.ExitStack() as undo:
-            for job in jobs:
-                generation = self._launch(job, max_rows)
+            for name, job in zip(_names(len(jobs)), jobs, strict=True):
+                generation = self._launch(name, job, max_rows)
                 undo.callback(generation.cancel)
                 launched.append(generation)
             undo.pop_all()
         self.metrics.prompt_tokens += sum(len(job.prompt) for job in jobs)
         return launched
 
-    def _launch(self, job: _Job, max_rows: int) -> Generation:
+    def _launch(self, name: str, job: _Job, max_rows: int) -> Generation:
         generation = Generation(
-            id=uuid.uuid4().hex,
+            id=name,
             model=self.model_name,
             prompt=job.prompt,
             deadline_s=job.checked.deadline_s,
@@ -241,7 +306,13 @@ class Generator:
         )
         submits = self._submits(job, max_rows)
         generation.launch(submits, self.tokenizer, job.checked.stops)
-        self._timelines.begin(generation.id, submits)
+        subject = Subject(
+            model=generation.model,
+            tenant=job.checked.tenant,
+            prompt_tokens=generation.prompt_tokens,
+            created=generation.created,
+        )
+        self._timelines.begin(generation.id, submits, subject)
         self._open.add(generation)
         return generation
 
@@ -275,6 +346,20 @@ class Generator:
             )
             for start in range(0, num_choices, max_rows)
         ]
+
+
+def _most_told(ready: Ready) -> int:
+    """Tokens that are encoded or decoded for somebody to look at."""
+    return max(_MANY_TOKENS, ready.max_model_len)
+
+
+def _names(count: int) -> list[str]:
+    """Ids for the generations of one call: its own, or that and a number where there are several.
+
+    Nobody can guess them: they are what lets a client look at its request.
+    """
+    call = uuid.uuid4().hex
+    return [call] if count == 1 else [f"{call}-{index}" for index in range(count)]
 
 
 def _max_tokens(checked: CheckedRequest, prompt_tokens: int, max_model_len: int) -> int:

@@ -83,6 +83,15 @@ class Tokenizer:
         marked = [self._mark(message) for message in messages]
         return self._encode_marked(self.template.render(marked, max_chars=max_chars))
 
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of `ids`, control tokens as they are written. The GIL is released meanwhile."""
+        [text] = self.backend.decode_batch([list(ids)], skip_special_tokens=False)
+        return str(text)
+
+    def names(self, ids: Iterable[int]) -> list[str]:
+        """Each token as the vocabulary writes it, which need not be text."""
+        return [self.backend.id_to_token(token) or "" for token in ids]
+
     def _mark(self, value: Any) -> Any:
         if isinstance(value, str):
             return self._literal.sub(f"{_OPEN}\\g<0>{_CLOSE}", value)

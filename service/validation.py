@@ -112,14 +112,23 @@ def _add_special_tokens(request: GenerationRequest, default: bool) -> bool:
 
 def _token_ids(value: Any, engine: Ready) -> Sequence[int]:
     ids = fields.items(value, "prompt", _INT32)
-    vocab_size = engine.vocab_size
     if not ids:
         raise InvalidRequest("prompt must not be empty.", "prompt")
     refuse_overlong(len(ids), engine.max_model_len, "prompt")  # before looking at each
+    return token_ids(ids, "prompt", _INT32, engine.vocab_size)
+
+
+def token_ids(value: Any, field: str, max_items: int, vocab_size: int) -> Sequence[int]:
+    """A list of at most `max_items` ids of the vocabulary.
+
+    Raises:
+        InvalidRequest: it is none; names the first element that is wrong.
+    """
+    ids = fields.items(value, field, max_items)
     for index, token in enumerate(ids):
         if type(token) is not int or not 0 <= token < vocab_size:
             raise InvalidRequest(
-                f"prompt[{index}] must be a token id between 0 and {vocab_size - 1}.", "prompt"
+                f"{field}[{index}] must be a token id between 0 and {vocab_size - 1}.", field
             )
     return ids
 

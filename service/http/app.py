@@ -5,13 +5,10 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Iterator
-from importlib.metadata import version
-from typing import Any
 
 import structlog
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -19,18 +16,18 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from cadenza.service.admin import Admin
 from cadenza.service.errors import RequestError
 from cadenza.service.generator import Generator
+from cadenza.service.http.caches import cache_routes
 from cadenza.service.http.chat import Chat
 from cadenza.service.http.completions import Completions
 from cadenza.service.http.connection import Connection, connection_of
 from cadenza.service.http.endpoint import Endpoint
-from cadenza.service.http.errors import ClientGone, JsonResponse, error_response, plain_error
-from cadenza.service.http.metrics import Exporter
+from cadenza.service.http.errors import ClientGone, error_response, plain_error
+from cadenza.service.http.pages import pages
 from cadenza.service.http.policies import policy_routes
+from cadenza.service.http.requests import request_routes
+from cadenza.service.http.tokens import token_routes
 
 logger = structlog.get_logger(__name__)
-
-# An engine with rows speaks every step; kernels that compile in a first step take the longest
-_STUCK_S = 60.0
 
 # uvicorn waits for a client to read before a write, never within one
 _MAX_WRITE_BYTES = 64 << 10
@@ -43,68 +40,16 @@ def build_app(generator: Generator, admin: Admin | None = None) -> ASGIApp:
 
     It needs no lifespan.
     """
-    pages = Pages(generator)
     routes = [
         Route("/v1/chat/completions", Endpoint(generator, Chat()), methods=["POST"]),
         Route("/v1/completions", Endpoint(generator, Completions()), methods=["POST"]),
-        Route("/v1/models", pages.models),
-        Route("/v1/models/{model:path}", pages.model),
-        Route("/health", pages.health),
-        Route("/ping", pages.health, methods=["GET", "POST"]),
-        Route("/ready", pages.ready),
-        Route("/version", pages.version),
-        Route("/metrics", pages.metrics),
+        *token_routes(generator),
+        *request_routes(generator, admin),
+        *pages(generator),
     ]
     if admin is not None:
-        routes += policy_routes(admin)
+        routes += [*cache_routes(generator, admin), *policy_routes(admin)]
     return Boundary(Router(routes, redirect_slashes=False))
-
-
-class Pages:
-    """The endpoints that only look."""
-
-    def __init__(self, generator: Generator) -> None:
-        self._generator = generator
-        self._exporter = Exporter(generator)
-        self._version = version("cadenza")  # now, because looking it up reads files
-
-    async def models(self, request: Request) -> Response:
-        data = [self._model(name) for name in self._generator.model_names]
-        return JsonResponse({"object": "list", "data": data})
-
-    async def model(self, request: Request) -> Response:
-        name = request.path_params["model"]
-        self._generator.check_model(name)
-        return JsonResponse(self._model(name))
-
-    async def health(self, request: Request) -> Response:
-        """Liveness: the engine is neither dead nor stuck. It may load still; requests then wait."""
-        engine = self._generator.engine
-        is_alive = engine.failure is None and engine.silence_s < _STUCK_S
-        return Response(status_code=200 if is_alive else 503)
-
-    async def ready(self, request: Request) -> Response:
-        """Readiness: a request sent now is served now."""
-        return Response(status_code=200 if self._generator.is_ready else 503)
-
-    async def version(self, request: Request) -> Response:
-        return JsonResponse({"version": self._version})
-
-    async def metrics(self, request: Request) -> Response:
-        return Response(self._exporter.render(), media_type=self._exporter.content_type)
-
-    def _model(self, name: str) -> dict[str, Any]:
-        limits = self._generator.engine.limits
-        return {
-            "id": name,
-            "object": "model",
-            "created": self._generator.created,
-            "owned_by": "cadenza",
-            "root": self._generator.model_name,
-            "parent": None,
-            "max_model_len": limits.max_model_len if limits else None,
-            "permission": [],
-        }
 
 
 class Boundary:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from typing import Any
@@ -87,7 +86,7 @@ class Answer:
         self._generations = generations
         self._choices: dict[tuple[int, int], ChoiceState] = {}
         self._num_tokens = 0
-        self._id = dialect.id_prefix + uuid.uuid4().hex
+        self._id = dialect.id_prefix + generations[0].call_id
         self._created = int(time.time())
         for prompt, generation in enumerate(generations):
             for choice in range(generation.num_choices):

@@ -65,6 +65,32 @@ def test_the_capital_of_france_streams_over_http(openai: OpenAI):
     assert "Paris" in stream_text(openai, messages=FRANCE, temperature=0)
 
 
+def test_an_operator_counts_tokens_looks_at_a_request_and_empties_the_cache(server: Served):
+    """In one test, since what is cached depends on what was asked before."""
+    body = {"messages": STORY, "max_tokens": 2, "cache_salt": "operator"}
+    with httpx.Client(base_url=server.http) as http:
+        counted = http.post("/tokenize", json=body).json()
+        assert http.post("/detokenize", json=counted).json()["prompt"].startswith("<|im_start|>")
+
+        def ask() -> dict[str, Any]:
+            answer = http.post("/v1/chat/completions", json=body).json()
+            return {**answer["usage"], "id": answer["id"]}
+
+        first, second = ask(), ask()
+        assert first["prompt_tokens"] == counted["count"]
+        assert first["prompt_tokens_details"] == {"cached_tokens": 0}
+        assert second["prompt_tokens_details"]["cached_tokens"] > 0
+        assert http.post("/reset_prefix_cache").status_code == 200
+        assert ask()["prompt_tokens_details"] == {"cached_tokens": 0}
+
+        status = http.get(f"/v1/requests/{second['id']}").json()
+        assert status["cached_tokens"] == second["prompt_tokens_details"]["cached_tokens"]
+        assert [choice["generated_tokens"] for choice in status["choices"]] == [2]
+        records = http.get(f"/v1/requests/{second['id']}/timeline").json()["records"]
+        assert [record["kind"] for record in records] == ["arrived", "admitted", "finished"]
+        assert records[-1]["facts"] == {"reason": "length", "generated_tokens": 2}
+
+
 def test_joined_deltas_are_the_whole_answer(openai: OpenAI):
     """Sampled with a seed, over emoji and characters of several tokens, with a stop string."""
     arguments: dict[str, Any] = {

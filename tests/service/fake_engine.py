@@ -28,6 +28,7 @@ from cadenza.wire.messages import (
     PolicyConfig,
     Ready,
     ReleasePolicy,
+    ResetPrefixCache,
     RowLogprobs,
     SetDeadline,
     Shutdown,
@@ -316,6 +317,8 @@ class FakeEngine(asyncio.Protocol):
                     for rows in (self.running, self.waiting):
                         if request in rows:
                             rows[request].deadline_s = deadline_s
+                case ResetPrefixCache():
+                    self.send(Step(step_id=0, counters=self.counters()))
                 case UseProfile() | UseShadow() | ReleasePolicy():
                     if self.answers_changes:
                         self.answer_change(message)

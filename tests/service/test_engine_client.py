@@ -273,6 +273,33 @@ def test_of_a_dead_engine_only_a_reset_is_told(run, open_front):
     run(main())
 
 
+def test_a_reset_has_ended_when_a_frame_says_that_it_was_handled(run, open_front):
+    async def main():
+        async with open_front() as front:
+            front.engine.auto = False
+            await front.generator.submit(GenerationRequest(text="x"))
+            first, second = (front.client.reset_prefix_cache() for _ in range(2))
+            show(front, 1)
+            assert not first.done()
+            show(front, 2)
+            assert first.done()
+            assert not second.done()
+            front.engine.die()
+            with pytest.raises(EngineUnavailable):
+                await second
+
+    run(main())
+
+
+def test_an_engine_that_loads_has_no_cache_to_reset(run, open_front):
+    async def main():
+        async with open_front(ready=False) as front:
+            with pytest.raises(EngineUnavailable, match="still starting"):
+                front.client.reset_prefix_cache()
+
+    run(main())
+
+
 def test_progress_is_passed_on(run, open_front):
     async def main():
         async with open_front(ready=False) as front:

@@ -9,8 +9,10 @@ from structlog.testing import capture_logs
 
 from cadenza.service.events import Finished
 from cadenza.service.request import GenerationRequest
-from cadenza.service.timelines import Timeline, Timelines
+from cadenza.service.timelines import Subject, Timeline, Timelines
 from cadenza.wire.messages import Decision, Step, Submit
+
+SUBJECT = Subject(model="m", tenant="", prompt_tokens=5, created=0, began_s=0.0)
 
 
 def submit(request: int, choice: int = 0, n: int = 1) -> Submit:
@@ -32,7 +34,7 @@ def told(timeline: Timeline | None, choice: int) -> list[str]:
 
 def test_records_of_all_rows_are_one_timeline_with_their_choices():
     timelines = Timelines()
-    timelines.begin("g", [submit(10, n=2), submit(20, choice=2)])
+    timelines.begin("g", [submit(10, n=2), submit(20, choice=2)], SUBJECT)
     timelines.add([decision(11, time_s=1.0), decision(20, time_s=2.0, rank=3)])
     timelines.add([decision(10, "finished", time_s=3.0)])
 
@@ -45,7 +47,7 @@ def test_records_of_all_rows_are_one_timeline_with_their_choices():
 
 def test_unknown_rows_are_ignored_and_unknown_generations_are_none():
     timelines = Timelines()
-    timelines.begin("g", [submit(10)])
+    timelines.begin("g", [submit(10)], SUBJECT)
     timelines.add([decision(9), decision(11)])
 
     assert timelines.get("g") == Timeline(records=(), num_dropped=0)
@@ -55,7 +57,7 @@ def test_unknown_rows_are_ignored_and_unknown_generations_are_none():
 
 def test_the_newest_records_stay_and_the_others_are_counted():
     timelines = Timelines(max_records_each=3)
-    timelines.begin("g", [submit(10, n=2)])
+    timelines.begin("g", [submit(10, n=2)], SUBJECT)
     timelines.add([decision(10 + index % 2, str(index)) for index in range(8)])
 
     timeline = timelines.get("g")
@@ -66,7 +68,7 @@ def test_the_newest_records_stay_and_the_others_are_counted():
 def test_the_newest_generations_stay_and_nothing_is_left_of_others():
     timelines = Timelines(max_generations=2)
     for index in range(5):
-        timelines.begin(f"g{index}", [submit(10 * index, n=3)])
+        timelines.begin(f"g{index}", [submit(10 * index, n=3)], SUBJECT)
         timelines.add([decision(10 * index + row) for row in range(3)])
         timelines.end(f"g{index}")
     timelines.add([decision(0, "finished"), decision(30, "finished")])
@@ -84,24 +86,24 @@ def known(timelines: Timelines, count: int) -> list[int]:
 def test_live_generations_stay_while_any_has_ended():
     timelines = Timelines(max_generations=3)
     for index in range(5):
-        timelines.begin(f"g{index}", [submit(index)])
+        timelines.begin(f"g{index}", [submit(index)], SUBJECT)
         if index in (1, 3):
             timelines.end(f"g{index}")
             timelines.end(f"g{index}")
 
     assert known(timelines, 5) == [0, 2, 4]
-    timelines.begin("g5", [submit(5)])
+    timelines.begin("g5", [submit(5)], SUBJECT)
     assert known(timelines, 6) == [2, 4, 5], "none had ended"
     timelines.end("g5")
     timelines.end("nobody")
-    timelines.begin("g6", [submit(6)])
+    timelines.begin("g6", [submit(6)], SUBJECT)
     assert known(timelines, 7) == [2, 4, 6]
 
 
 def test_all_generations_together_keep_a_bounded_number_of_records():
     timelines = Timelines(max_records=10, max_records_each=4)
     for index in range(4):
-        timelines.begin(f"g{index}", [submit(index)])
+        timelines.begin(f"g{index}", [submit(index)], SUBJECT)
     timelines.end("g1")
     timelines.add([decision(request) for request in (0, 1, 2)] * 3)
     assert known(timelines, 4) == [0, 1, 2, 3]
@@ -119,7 +121,7 @@ def test_all_generations_together_keep_a_bounded_number_of_records():
 
 def test_a_timeline_that_was_read_does_not_change():
     timelines = Timelines()
-    timelines.begin("g", [submit(10)])
+    timelines.begin("g", [submit(10)], SUBJECT)
     timelines.add([decision(10)])
     before = timelines.get("g")
     timelines.add([decision(10, "finished")])

@@ -264,7 +264,7 @@ def test_an_engine_that_is_stuck_is_not_healthy(run, serve, monkeypatch):
             served.front.engine.auto = False
             async with await served.front.generator.submit(GenerationRequest(text="x")):
                 assert (await served.http.get("/health")).status_code == 200
-                monkeypatch.setattr("cadenza.service.http.app._STUCK_S", 0.0)
+                monkeypatch.setattr("cadenza.service.http.pages._STUCK_S", 0.0)
                 assert (await served.http.get("/health")).status_code == 503
 
     run(main())
@@ -277,7 +277,7 @@ def test_an_engine_whose_requests_all_wait_for_their_readers_is_healthy(run, ser
         async with serve() as served:
             engine = served.front.engine
             engine.auto = False
-            monkeypatch.setattr("cadenza.service.http.app._STUCK_S", 1e-9)
+            monkeypatch.setattr("cadenza.service.http.pages._STUCK_S", 1e-9)
             async with await served.front.generator.submit(GenerationRequest(text="x")):
                 client, told = served.front.client, asyncio.Event()
                 client.watch_decisions(lambda _: told.set())
