@@ -49,7 +49,8 @@ def _samples(
 
 
 def _seated(table: RequestTable, rows: list[int]) -> tuple[Seated, ...]:
-    columns = (each[rows].tolist() for each in (table.seat, table.num_tokens, table.prompt_tokens))
+    at = np.array(rows)
+    columns = (each[at].tolist() for each in (table.seat, table.num_tokens, table.prompt_tokens))
     seated: list[Seated] = []
     for row, first, known, prompt in zip(rows, *columns, strict=True):
         cold, tokens = table.cold(row), table.history[first, :known]

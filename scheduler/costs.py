@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import combinations
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from cadenza.scheduler.columns import where
-from cadenza.scheduler.plan import Int64Array, StepPlan, StepTimes
+from cadenza.scheduler.plan import Int32Array, Int64Array, StepPlan, StepTimes
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -16,7 +17,7 @@ STEP_DECAY = 0.98  # weight of a step against the next of its kind; about 50 ste
 STEP_SHARE = 0.1  # of the newest step in the mean time of a step
 COPY_SHARE = 0.2  # of the newest copy in the mean
 MOST_BETWEEN_FITS = 256  # steps after which `token_s` is fitted again; earlier at first
-AT_ONCE = 32  # steps added to the sums together: seven small array operations less a step
+AT_ONCE = 32  # steps added to the sums together: twenty small array operations less a step
 # Pull towards the initial guess, against a weight of 1 for all that was measured. It decides only
 # what the steps leave open, and there the terms that all steps share give way first.
 PULLS = np.array([1e-6, 1e-3, 1e-6, 1e-3])
@@ -83,7 +84,7 @@ class CostModel:
         self._in_s = _mean(self._in_s, len(copies.swap_in), times.swap_in_s)
         if plan.num_rows and 0 < times.forward_s < np.inf:
             alike = self._decodes if plan.num_tokens == plan.num_rows else self._prefills
-            alike.add((*_features(plan), times.forward_s))
+            alike.add(_Pass(plan.num_new, plan.num_context, times.forward_s))
             self._coefficients = None
             self.step_s += (STEP_SHARE if self.step_s else 1.0) * (times.forward_s - self.step_s)
             self._num_steps += 1
@@ -120,15 +121,23 @@ class CostModel:
         return self._coefficients
 
 
+class _Pass(NamedTuple):
+    """What a forward pass computed, and how long it took."""
+
+    num_new: Int32Array  # [rows]
+    num_context: Int32Array  # [rows]
+    forward_s: float
+
+
 class _Sums:
     """Products of features and forward_s, summed over steps of one kind, the newest heaviest."""
 
     def __init__(self) -> None:
         self._sums = np.zeros((5, 5))
-        self._new: list[tuple[float, ...]] = []
+        self._new: list[_Pass] = []
 
-    def add(self, seen: tuple[float, ...]) -> None:
-        """One more step: its features, then its time."""
+    def add(self, seen: _Pass) -> None:
+        """One more step."""
         self._new.append(seen)
         if len(self._new) == AT_ONCE:
             self.up_to_now()
@@ -136,7 +145,7 @@ class _Sums:
     def up_to_now(self) -> FloatArray:
         """float64 [5, 5]; changed by the next call."""
         if self._new:
-            seen = np.array(self._new)  # [steps, 5]
+            seen = _features(self._new)
             weights = STEP_DECAY ** np.arange(len(seen) - 1, -1, -1) / seen[:, 4]
             self._sums *= STEP_DECAY ** len(seen)
             self._sums += (seen.T * weights) @ seen
@@ -152,15 +161,19 @@ def _mean(old_s: float, blocks: int, seconds: float) -> float:
     return old_s + COPY_SHARE * (new_s - old_s) if old_s else new_s
 
 
-def _features(plan: StepPlan) -> tuple[float, float, float, float]:
-    """One, tokens, contexts, work."""
-    contexts = float(plan.num_context.sum())
-    if plan.num_tokens == plan.num_rows:
-        return 1.0, float(plan.num_tokens), contexts, 0.0
-    chunks = where(plan.num_new > 1)
-    new, context = plan.num_new[chunks], plan.num_context[chunks]
-    work = float(new @ (context + new / 2))
-    return 1.0, float(plan.num_tokens), contexts - float(context.sum()), work
+def _features(passes: Sequence[_Pass]) -> FloatArray:
+    """One, tokens, contexts, work, and last the time, of each pass; float64 [passes, 5]."""
+    new = np.concatenate([each.num_new for each in passes])
+    context = np.concatenate([each.num_context for each in passes])
+    decodes = new == 1
+    work = np.where(decodes, 0.0, new * (context + new / 2))
+    ends = np.cumsum([len(each.num_new) for each in passes])
+    starts = np.concatenate(((0,), ends[:-1]))
+    features = np.ones((5, len(passes)))
+    for place, values in enumerate((new, np.where(decodes, context, 0), work), start=1):
+        np.add.reduceat(values, starts, dtype=np.float64, out=features[place])
+    features[4] = [each.forward_s for each in passes]
+    return features.T
 
 
 def _fit(sums: FloatArray, guess: FloatArray) -> FloatArray:

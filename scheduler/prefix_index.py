@@ -57,12 +57,12 @@ class PrefixIndex:
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.watcher: Watcher | None = None
-        self.names: Names = np.zeros(num_blocks, dtype=np.int64)  # 0: not published
+        # Of each block side by side, since they are read and written together, block by block
+        links: Names = np.zeros((num_blocks, 4), dtype=np.int64)
+        self.names, self._after, self._heir = links[:, 0], links[:, 1], links[:, 2]
         # By block, how many wait for something that continues it; the watcher counts
         self.awaited = np.zeros(num_blocks, dtype=np.int64)
-        self._after: Names = np.zeros(num_blocks, dtype=np.int64)  # name of what each continues
-        # Of a block that had one once, the link stays, and whatever comes later is a branch
-        self._heir: Blocks = np.full(num_blocks, _NO_BLOCK, dtype=np.int32)
+        self._heir[:] = _NO_BLOCK
         self._is_branch = np.zeros(num_blocks, dtype=bool)
         self._has_branches = np.zeros(num_blocks, dtype=bool)
         self._branches_of: dict[int, set[int]] = {}  # by name; not of roots, which nobody removes
@@ -245,7 +245,7 @@ class PrefixIndex:
         names, heirs = self.names[blocks], self._heir[blocks]
         self.names[blocks] = _UNPUBLISHED
         still = where((self.names[heirs] != _UNPUBLISHED) & (heirs >= 0))  # mostly few
-        behind: Blocks = heirs[still]
+        behind: Blocks = heirs[still].astype(np.int32)
         behind = behind[self._after[behind] == names[still]]
         parting = names[self._has_branches[blocks]].tolist()
         branches = [branch for name in parting for branch in self._branches_of.get(name, ())]
