@@ -57,8 +57,7 @@ class _Pages:
 
     def _check(self, request: Request) -> None:
         """Before the body is read."""
-        headers = request.headers
-        self._access.check(headers.get("authorization"), headers.get("origin"))
+        self._access.check(request.headers.items())
 
     async def _report(self) -> Response:
         return JsonResponse(await self._policies.describe())

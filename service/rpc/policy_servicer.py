@@ -64,11 +64,10 @@ class PolicyServicer:
         return guarded
 
     def _check(self, context: Context) -> None:
-        metadata = {
-            key: value if isinstance(value, str) else value.decode(errors="replace")
-            for key, value in context.invocation_metadata() or ()
-        }
-        self._access.check(metadata.get("authorization"), metadata.get("origin"))
+        self._access.check(
+            (name, value if isinstance(value, str) else value.decode(errors="replace"))
+            for name, value in context.invocation_metadata() or ()
+        )
 
     async def _get(self, encoded: bytes) -> None:
         decode(pb.GetPoliciesRequest, encoded)

@@ -4,8 +4,9 @@ isort:skip_file
 The policies of a running service: which decide, how they fare, and changing them meanwhile.
 
 For administrators. Where the server has an administrator's key, every call needs the metadata
-`authorization: Bearer KEY`; where it has none, calls are served only by a server that listens on
-loopback. Calls with the metadata `origin`, as web pages send it, are refused.
+`authorization: Bearer KEY`, once; where it has none, calls are served only by a server that
+listens on loopback, and not those that a proxy has passed on (`forwarded`, `x-forwarded-for`,
+`via` and the like). Calls with the metadata `origin`, as web pages send it, are refused.
 """
 
 from collections import abc as _abc

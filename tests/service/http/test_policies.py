@@ -189,6 +189,10 @@ def test_every_route_is_guarded(run, serve: OpenServed, method: str, path: str):
         async with serve(is_local=False) as served:
             refused = await served.http.request(method, path, content=b"{}")
             assert "Other machines can reach" in error(refused, 403, "forbidden")
+        async with serve() as served:
+            for headers in ({"x-forwarded-for": "192.0.2.7"}, {"host": "evil.example"}):
+                refused = await served.http.request(method, path, headers=headers, content=b"{}")
+                assert "--admin-api-key" in error(refused, 403, "forbidden")
 
     run(main())
 

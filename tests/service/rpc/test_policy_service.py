@@ -191,11 +191,18 @@ async def test_every_call_is_guarded(open_front: OpenFront, method: str, request
         assert code is grpc.StatusCode.UNAUTHENTICATED
         code, told = await status(call(request_, metadata=(*KEY, ("origin", "http://localhost"))))
         assert (code, "Web pages" in told) == (grpc.StatusCode.PERMISSION_DENIED, True)
+        code, told = await status(call(request_, metadata=(*wrong, *KEY)))
+        assert (code, "several" in told) == (grpc.StatusCode.UNAUTHENTICATED, True)
         await call(request_, metadata=KEY)
     async with serving(open_front, is_local=False) as served:
         code, told = await status(getattr(served.stub, method)(request_))
         assert code is grpc.StatusCode.PERMISSION_DENIED
         assert "Other machines can reach this service" in told
+    async with serving(open_front) as served:
+        passed_on = (("x-forwarded-for", "192.0.2.7"),)
+        code, told = await status(getattr(served.stub, method)(request_, metadata=passed_on))
+        assert code is grpc.StatusCode.PERMISSION_DENIED
+        assert "`x-forwarded-for`" in told
 
 
 async def test_it_is_in_health_and_reflection(open_front: OpenFront):
