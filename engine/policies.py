@@ -211,19 +211,21 @@ class EnginePolicies:
         scheduler.use(self.decisions)
 
     def _release(self, policy: str) -> str | None:
-        """What is wrong, if anything is."""
-        runners = {self._live: self._runner}
+        """What is wrong, if anything is, in either profile."""
+        profiles = {"live": (self._live, self._runner)}
         if self._shadow is not None:
-            runners[self._shadow.profile] = self._shadow.runner
-        concerned = [each for profile, each in runners.items() if policy in profile.policies]
-        if not concerned:
+            profiles["shadow"] = (self._shadow.profile, self._shadow.runner)
+        faults, is_known = [], False
+        for name, (profile, runner) in profiles.items():
+            if policy in profile.policies:
+                is_known = True
+                try:
+                    runner.release(policy)
+                except PolicyUnusable as error:
+                    faults.append(f"{error} (in the {name} profile)")
+        if not is_known:
             return f"The policy {policy!r} is not in use; {', '.join(self._live.policies)} are."
-        try:
-            for runner in concerned:
-                runner.release(policy)
-        except PolicyUnusable as error:
-            return str(error)
-        return None
+        return "; ".join(faults) or None
 
     def _describe(self, number: int) -> PoliciesState:
         shadow = None

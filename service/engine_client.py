@@ -43,6 +43,8 @@ Answer: TypeAlias = PoliciesAnswer | PoliciesState
 
 logger = structlog.get_logger(__name__)
 
+ANSWER_LIMIT_S = 10.0  # for a question; an engine that serves answers between two steps
+
 _GONE = "The engine process is gone."
 
 
@@ -207,11 +209,16 @@ class EngineClient(asyncio.Protocol):
         self._awaited.append((self._sent, handled))
         return handled
 
-    async def ask(self, question: Callable[[int], ToEngine]) -> Answer:
+    async def ask(
+        self, question: Callable[[int], ToEngine], limit_s: float | None = ANSWER_LIMIT_S
+    ) -> Answer:
         """Send what `question` makes of a number, and wait for the answer with that number.
 
+        An answer that comes after `limit_s` is nobody's. None: wait while the engine lives.
+
         Raises:
-            EngineUnavailable: the engine does not serve yet, is dead, or dies meanwhile.
+            EngineUnavailable: the engine does not serve yet, is dead, or dies meanwhile, or it does
+                not answer in time.
         """
         self._refuse_unless_serving()
         number = self.take_numbers(1)
@@ -219,7 +226,11 @@ class EngineClient(asyncio.Protocol):
         self._questions[number] = answer
         try:
             self.send(question(number))
-            return await answer
+            async with asyncio.timeout(limit_s):
+                return await answer
+        except TimeoutError as error:
+            message = f"The engine has not answered within {limit_s:g} s; try again later."
+            raise EngineUnavailable(message) from error
         finally:
             del self._questions[number]
 

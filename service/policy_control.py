@@ -22,7 +22,12 @@ from cadenza.policies.preparation import aside
 from cadenza.policies.profile import Profile
 from cadenza.policies.runner import PolicyUnusable
 from cadenza.service.engine_client import EngineClient
-from cadenza.service.errors import ChangeUnderWay, InvalidRequest, UnknownPolicy
+from cadenza.service.errors import (
+    ChangeUnderWay,
+    EngineUnavailable,
+    InvalidRequest,
+    UnknownPolicy,
+)
 from cadenza.service.front_policies import FrontPolicies
 from cadenza.service.policy_report import PolicyReport, report
 from cadenza.wire.messages import (
@@ -37,6 +42,7 @@ from cadenza.wire.messages import (
 )
 
 LIMIT_S = 20.0  # for building a profile in this process
+PATIENCE_S = 45.0  # of whoever asked for a change: both processes' limits, and some steps
 
 MAX_PROFILE_BYTES = 64 << 10  # of a profile that comes over a network
 
@@ -56,6 +62,7 @@ class PolicyControl:
         preset: str | None = None,
         may_set_watermark: bool = True,
         limit_s: float = LIMIT_S,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         """Control `engine` and `policies`, which both began with `config`.
 
@@ -67,12 +74,14 @@ class PolicyControl:
             preset: under which name.
             may_set_watermark: whether that of a preset is applied.
             limit_s: for building a profile here.
+            patience_s: for a whole change, after which whoever asked is told that it goes on.
         """
         self._engine = engine
         self._policies = policies
         self._library = library
         self._config = config
         self._limit_s = limit_s
+        self._patience_s = patience_s
         self._preset = preset
         self._may_set_watermark = may_set_watermark
         self._shadow_preset: str | None = None
@@ -102,7 +111,7 @@ class PolicyControl:
         Raises:
             InvalidRequest: one of the processes cannot use it, with everything that is wrong.
             ChangeUnderWay: another change has not ended yet.
-            EngineUnavailable: the engine does not serve.
+            EngineUnavailable: the engine does not serve, or has not said yet what became of it.
         """
         choices = choices_of(content)
         await self._alone(lambda: self._use(choices))
@@ -121,9 +130,8 @@ class PolicyControl:
 
         Raises:
             UnknownPolicy: it is not in use.
-            InvalidRequest: it cannot be built.
-            ChangeUnderWay: another change has not ended yet.
-            EngineUnavailable: the engine does not serve.
+            InvalidRequest: it cannot be built, with the process that asks it nevertheless if any.
+            ChangeUnderWay, EngineUnavailable: as for `use`.
         """
         await self._alone(lambda: self._release(policy))
 
@@ -136,8 +144,16 @@ class PolicyControl:
 
         self._change = asyncio.create_task(run())
         self._change.add_done_callback(_seen)
-        # Whoever asked may leave in the middle; the processes must not disagree for that
-        await asyncio.shield(self._change)
+        # Whoever asked may leave in the middle; the processes must not disagree for that, nor when
+        # the engine's answer comes late
+        done, _ = await asyncio.wait([self._change], timeout=self._patience_s)
+        if not done:
+            self._change.add_done_callback(_log_late)
+            raise EngineUnavailable(
+                f"The engine has not said within {self._patience_s:g} s whether it can do this. "
+                "The change goes on, and until it ends there is no other."
+            )
+        self._change.result()
 
     async def _use(self, choices: Choices) -> None:
         before = self._policies.profile
@@ -162,17 +178,24 @@ class PolicyControl:
         self._shadow_preset = choices.preset if choices is not None else None
 
     async def _release(self, policy: str) -> None:
+        """This process first: if it fails here, the engine has not been told."""
         ours = self._policies
-        if policy not in ours.profile.policies and not await self._is_in_shadow(policy):
+        is_here = policy in ours.profile.policies
+        if not is_here and not await self._is_in_shadow(policy):
             names = ", ".join(ours.profile.policies)
             raise UnknownPolicy(f"The policy {policy!r} is not in use; {names} are.")
-        await self._tell(lambda number: ReleasePolicy(number, policy))
         try:
-            ours.release(policy)
-        except KeyError:
-            pass  # of the shadow alone
+            if is_here:
+                ours.release(policy)
         except PolicyUnusable as error:
-            raise InvalidRequest(str(error)) from error
+            raise InvalidRequest(
+                f"In the front process {error}; the engine is as it was."
+            ) from error
+        try:
+            await self._tell(lambda number: ReleasePolicy(number, policy))
+        except InvalidRequest as error:
+            here = "; the front process asks it" if is_here else ""
+            raise InvalidRequest(f"In the engine process {error.message}{here}.") from error
 
     async def _is_in_shadow(self, policy: str) -> bool:
         state = await self._engine.ask(DescribePolicies)
@@ -214,11 +237,20 @@ class PolicyControl:
         )
 
     async def _tell(self, change: Callable[[int], ToEngine]) -> None:
-        """Raises InvalidRequest, with the engine's words, if it cannot do this."""
-        answer = await self._engine.ask(change)
+        """Raises InvalidRequest, with the engine's words, if it cannot do this.
+
+        It waits for as long as it takes: what the engine does late, this process must do as well.
+        """
+        answer = await self._engine.ask(change, limit_s=None)
         assert isinstance(answer, PoliciesAnswer)
         if answer.error is not None:
             raise InvalidRequest(answer.error)
+
+
+def _log_late(change: asyncio.Task[None]) -> None:
+    """Whoever asked has been told that it goes on."""
+    error = None if change.cancelled() else change.exception()
+    _log.warning("late change of policies ended", error=None if error is None else str(error))
 
 
 def _seen(change: asyncio.Task[None]) -> None:

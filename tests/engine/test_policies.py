@@ -17,7 +17,7 @@ from cadenza.policies.decisions import Decisions
 from cadenza.policies.discovery import Catalog, Found
 from cadenza.policies.library import Library
 from cadenza.policies.presets import PRESETS
-from cadenza.policies.runner import STRIKES
+from cadenza.policies.runner import STRIKES, PolicyUnusable
 from cadenza.scheduler.plan import StepOutcome, StepPlan
 from cadenza.scheduler.states import FinishReason
 from cadenza.testing import Driver, oracle
@@ -360,6 +360,25 @@ def test_a_release_clears_it():
     assert changing.state().live.quarantined == ()
     assert changing.state().live.faults[0].faults == STRIKES
     changing.finish()
+
+
+def test_a_release_says_in_which_profile_it_failed(monkeypatch: pytest.MonkeyPatch):
+    changing = Changing()
+    changing.ask(UseShadow(1, PolicyConfig()))
+    shadow = changing.policies._shadow
+    assert shadow is not None
+
+    def refuse(policy: str) -> None:
+        raise PolicyUnusable(f"policy {policy!r} cannot be built anew: no")
+
+    released: list[str] = []
+    monkeypatch.setattr(changing.policies._runner, "release", refuse)
+    monkeypatch.setattr(shadow.runner, "release", released.append)
+
+    answer = changing.ask(ReleasePolicy(3, "fcfs"))
+
+    assert answer.error == "policy 'fcfs' cannot be built anew: no (in the live profile)"
+    assert released == ["fcfs"], "the other one is asked all the same"
 
 
 def test_only_policies_in_use_are_released():

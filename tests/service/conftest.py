@@ -72,6 +72,7 @@ def open_front() -> OpenFront:
         options: dict[str, dict[str, Any]] | None = None,
         guard: HookGuard | None = None,
         limit_s: float = 20.0,
+        patience_s: float = 45.0,
     ) -> AsyncIterator[Front]:
         tokenizer = make_tokenizer()
         eos = tokenizer.backend.token_to_id("<|end|>")
@@ -100,6 +101,7 @@ def open_front() -> OpenFront:
             Library(catalog=Catalog(policies=built_in | found)),
             PolicyConfig(),
             limit_s=limit_s,
+            patience_s=patience_s,
         )
         if ready:
             engine.become_ready()

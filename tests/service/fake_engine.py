@@ -98,6 +98,7 @@ class FakeEngine(asyncio.Protocol):
         self.quarantined: tuple[str, ...] = ()
         self.policy_error: str | None = None  # what changes of policies are answered with
         self.answers_changes = True
+        self.answers_questions = True
         self._changed = asyncio.Event()
         self._reader: FrameReader[ToEngine] = FrameReader(ToEngine)  # type: ignore[arg-type]
         self._transport: asyncio.WriteTransport | None = None
@@ -322,7 +323,7 @@ class FakeEngine(asyncio.Protocol):
                 case UseProfile() | UseShadow() | ReleasePolicy():
                     if self.answers_changes:
                         self.answer_change(message)
-                case DescribePolicies(number):
+                case DescribePolicies(number) if self.answers_questions:
                     self.send(self._policies_state(number))
                 case Shutdown():
                     self.die()

@@ -15,6 +15,7 @@ from cadenza.wire.messages import (
     Cancel,
     Counters,
     Credit,
+    DescribePolicies,
     EngineConfig,
     Failed,
     Progress,
@@ -341,5 +342,36 @@ def test_draining_refuses_new_requests_and_waits_for_the_running(run, open_front
             async for _ in generation:
                 pass
             assert await draining
+
+    run(main())
+
+
+def test_an_engine_that_does_not_answer_is_not_waited_for(run, open_front):
+    async def main():
+        async with open_front() as front:
+            front.engine.answers_questions = False
+            with pytest.raises(EngineUnavailable, match=r"has not answered within 0\.01 s"):
+                await front.client.ask(DescribePolicies, 0.01)
+            assert not front.client._questions
+            front.engine.send(front.engine._policies_state(front.engine.received[0].number))
+            front.engine.answers_questions = True
+            answer = await front.client.ask(DescribePolicies)
+
+            assert answer.number == front.engine.received[1].number, "not the late one"
+            assert not front.client._questions
+
+    run(main())
+
+
+def test_who_gave_up_a_question_leaves_nothing_behind(run, open_front):
+    async def main():
+        async with open_front() as front:
+            front.engine.answers_questions = False
+            asked = asyncio.create_task(front.client.ask(DescribePolicies))
+            await front.engine.until(lambda: front.engine.received)
+            asked.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asked
+            assert not front.client._questions
 
     run(main())

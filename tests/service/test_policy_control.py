@@ -51,6 +51,20 @@ class Gate:
         return ["no"]
 
 
+class Once:
+    """Cannot be built whenever one likes."""
+
+    may_be_built = True
+
+    def __init__(self) -> None:
+        if not self.may_be_built:
+            raise ValueError("no more")
+
+    @hookimpl
+    def order_admissions(self) -> Any:
+        return []
+
+
 POLICIES: dict[str, type] = {"hanging": Hanging, "failing": Failing, "gate": Gate}
 
 FAIR = {"preset": "fair-share"}
@@ -66,6 +80,17 @@ def hang() -> Iterator[None]:
 def changes(front: Front) -> list[Any]:
     kinds = UseProfile | UseShadow | ReleasePolicy
     return [message for message in front.engine.received if isinstance(message, kinds)]
+
+
+def strike_out(front: Front, policy: str) -> None:
+    """Let the policy fail in the front until it is quarantined there."""
+    views = made_up_views()
+    for step_id in range(STRIKES):
+        step = replace(views["step"], step_id=step_id)
+        arguments = {"waiting": views["waiting"], "step": step}
+        front.generator.policies._runner.ask(
+            policy, "order_admissions", lambda answer: 1 / 0, arguments
+        )
 
 
 def test_both_processes_use_the_profile(run, open_front: OpenFront):
@@ -297,11 +322,7 @@ def test_a_release_goes_to_both_processes(run, open_front: OpenFront):
         async with open_front(policies=POLICIES) as front:
             await front.control.use({"decisions": {"order": "failing"}})
             ours = front.generator.policies
-            views = made_up_views()
-            for step_id in range(STRIKES):
-                step = replace(views["step"], step_id=step_id)
-                arguments = {"waiting": views["waiting"], "step": step}
-                ours._runner.ask("failing", "order_admissions", lambda answer: None, arguments)
+            strike_out(front, "failing")
             front.engine.quarantined = ("failing",)
             front.engine.hook_faults = (HookFaults("failing", "order_admissions", 4, "old"),)
             live = (await front.control.describe()).live
@@ -320,11 +341,72 @@ def test_a_release_goes_to_both_processes(run, open_front: OpenFront):
     run(main())
 
 
-def test_an_engine_that_cannot_release_says_why(run, open_front: OpenFront):
+def test_an_engine_that_cannot_release_says_why_and_who_can(run, open_front: OpenFront):
     async def main() -> None:
         async with open_front() as front:
             front.engine.policy_error = "policy 'fcfs' cannot be built anew: no"
-            with pytest.raises(RequestError, match="cannot be built anew"):
+            with pytest.raises(RequestError) as caught:
                 await front.control.release("fcfs")
+
+            assert caught.value.message == (
+                "In the engine process policy 'fcfs' cannot be built anew: no; "
+                "the front process asks it."
+            )
+
+    run(main())
+
+
+def test_a_release_that_fails_here_does_not_reach_the_engine(run, open_front: OpenFront):
+    async def main() -> None:
+        async with open_front(policies={"once": Once}) as front:
+            await front.control.use({"decisions": {"order": "once"}})
+            strike_out(front, "once")
+            Once.may_be_built = False
+            with pytest.raises(InvalidRequest, match=r"In the front process .*no more.*as it was"):
+                await front.control.release("once")
+
+            assert [type(change) for change in changes(front)] == [UseProfile]
+            Once.may_be_built = True
+            await front.control.release("once")
+            assert front.generator.policies.quarantined == ()
+
+    run(main())
+
+
+def test_a_change_that_the_engine_makes_late_is_made_here_too(run, open_front: OpenFront):
+    async def main() -> None:
+        async with open_front(patience_s=0.01) as front:
+            front.engine.answers_changes = False
+            with pytest.raises(EngineUnavailable, match=r"within 0\.01 s .* goes on"):
+                await front.control.use(FAIR)
+            with pytest.raises(ChangeUnderWay):
+                await front.control.use({})
+            await front.engine.until(lambda: changes(front))
+            front.engine.answer_change(changes(front)[0])
+            assert front.control._change is not None
+            await front.control._change
+
+            assert front.generator.policies.profile.names["order_admissions"] == "fair-share"
+            assert not front.client._questions
+
+    run(main())
+
+
+def test_a_change_that_never_ends_ends_with_the_engine(run, open_front: OpenFront):
+    async def main() -> None:
+        async with open_front(patience_s=0.01) as front:
+            front.engine.answers_changes = False
+            with pytest.raises(EngineUnavailable):
+                await front.control.use(FAIR)
+            await front.engine.until(lambda: changes(front))
+            front.engine.die()
+            await front.client.lost()
+            change = front.control._change
+            assert change is not None
+            await asyncio.wait([change])
+
+            assert isinstance(change.exception(), EngineUnavailable)
+            assert not front.client._questions
+            assert front.generator.policies.profile.names == DEFAULTS
 
     run(main())

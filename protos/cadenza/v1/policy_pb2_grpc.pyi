@@ -24,7 +24,8 @@ class PolicyServiceStub:
     There is one change at a time. Any call may end with:
       UNAUTHENTICATED     the key is missing or wrong
       PERMISSION_DENIED   no key would help; the message says what would
-      UNAVAILABLE         the engine is starting, stopping or lost
+      UNAVAILABLE         the engine is starting, stopping or lost, or does not answer in time; a
+                          change that it makes later holds all the same
     and those that change something, besides, with:
       INVALID_ARGUMENT    this cannot be used; the message says everything that is wrong with it, and
                           nothing has changed
@@ -54,7 +55,8 @@ class PolicyServiceServicer(metaclass=_abc_1.ABCMeta):
     There is one change at a time. Any call may end with:
       UNAUTHENTICATED     the key is missing or wrong
       PERMISSION_DENIED   no key would help; the message says what would
-      UNAVAILABLE         the engine is starting, stopping or lost
+      UNAVAILABLE         the engine is starting, stopping or lost, or does not answer in time; a
+                          change that it makes later holds all the same
     and those that change something, besides, with:
       INVALID_ARGUMENT    this cannot be used; the message says everything that is wrong with it, and
                           nothing has changed
