@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
@@ -12,10 +11,16 @@ import msgspec
 
 from cadenza.cli.errors import UsageError
 from cadenza.cli.options import ChoiceOptions, ServerOptions
-from cadenza.cli.service_client import Answer, ServiceClient
-from cadenza.cli.tables import write_table
+from cadenza.cli.output import write, write_table
+from cadenza.cli.service_client import ServiceClient
 from cadenza.policies.choices import SHORT, choose
 from cadenza.policies.errors import ProfileError
+from cadenza.service.policy_report import (
+    Comparison,
+    InstalledPolicy,
+    ProfileReport,
+    ShadowReport,
+)
 
 _POLICIES = "/v1/policies"
 _PROFILE = "/v1/policies/profile"
@@ -28,17 +33,17 @@ def list_live(server: ServerOptions, *, as_json: bool) -> int:
     Raises:
         UsageError: the service does not answer, or refuses.
     """
-    report = ServiceClient(server).request("GET", _POLICIES)
+    client = ServiceClient(server)
     if as_json:
-        sys.stdout.write(f"{json.dumps(report, indent=2)}\n")
+        write(f"{json.dumps(client.raw_report(_POLICIES), indent=2)}\n")
         return 0
-    live = report["live"]
-    rows = [_row(policy, live) for policy in report["installed"]]
+    report = client.report("GET", _POLICIES)
+    rows = [_row(policy, report.live) for policy in report.installed]
     write_table([("POLICY", "FROM", "DECIDES", "FAULTS", "STATE"), *rows])
-    _write_faults(live)
-    if report["shadow"] is not None:
-        sys.stdout.write("\n")
-        _write_shadow(report["shadow"])
+    _write_faults(report.live)
+    if report.shadow is not None:
+        write("\n")
+        _write_shadow(report.shadow)
     return 0
 
 
@@ -49,7 +54,7 @@ def use_profile(server: ServerOptions, preset: str | None, choice: ChoiceOptions
         UsageError: the choice is at fault, the service does not answer, or it refuses.
     """
     body = _body(preset, choice)
-    _write_decisions(ServiceClient(server).request("PUT", _PROFILE, body)["live"])
+    _write_decisions(ServiceClient(server).report("PUT", _PROFILE, body).live)
     return 0
 
 
@@ -59,8 +64,8 @@ def release_policy(server: ServerOptions, name: str) -> int:
     Raises:
         UsageError: it is not in use, the service does not answer, or it refuses.
     """
-    ServiceClient(server).request("POST", f"{_POLICIES}/{quote(name, safe='')}/release")
-    sys.stdout.write(f"{name} is asked\n")
+    ServiceClient(server).report("POST", f"{_POLICIES}/{quote(name, safe='')}/release")
+    write(f"{name} is asked\n")
     return 0
 
 
@@ -68,10 +73,13 @@ def use_shadow(server: ServerOptions, preset: str | None, choice: ChoiceOptions)
     """Ask these policies as well, and write which they are.
 
     Raises:
-        UsageError: as `use_profile`.
+        UsageError: as `use_profile`; or somebody else has taken the shadow away again.
     """
     body = _body(preset, choice)
-    _write_decisions(ServiceClient(server).request("PUT", _SHADOW, body)["shadow"]["profile"])
+    shadow = ServiceClient(server).report("PUT", _SHADOW, body).shadow
+    if shadow is None:
+        raise UsageError("the shadow was set, and somebody has taken it away again since")
+    _write_decisions(shadow.profile)
     return 0
 
 
@@ -81,11 +89,11 @@ def show_shadow(server: ServerOptions) -> int:
     Raises:
         UsageError: the service does not answer, or refuses.
     """
-    report = ServiceClient(server).request("GET", _POLICIES)
-    if report["shadow"] is None:
-        sys.stdout.write("no shadow\n")
+    shadow = ServiceClient(server).report("GET", _POLICIES).shadow
+    if shadow is None:
+        write("no shadow\n")
     else:
-        _write_shadow(report["shadow"])
+        _write_shadow(shadow)
     return 0
 
 
@@ -95,8 +103,8 @@ def drop_shadow(server: ServerOptions) -> int:
     Raises:
         UsageError: the service does not answer, or refuses.
     """
-    ServiceClient(server).request("DELETE", _SHADOW)
-    sys.stdout.write("no shadow\n")
+    ServiceClient(server).report("DELETE", _SHADOW)
+    write("no shadow\n")
     return 0
 
 
@@ -109,49 +117,44 @@ def _body(preset: str | None, choice: ChoiceOptions) -> bytes:
     return msgspec.json.encode(content | ({"preset": choices.preset} if choices.preset else {}))
 
 
-def _row(policy: Mapping[str, Any], live: Answer) -> tuple[str, ...]:
-    name = policy["name"]
-    faults = sum(each["faults"] for each in live["faults"] if each["policy"] == name)
-    state = "quarantined" if name in live["quarantined"] else "in use" if policy["active"] else "-"
-    source = " ".join(filter(None, (policy["source"], policy["version"])))
-    decides = ", ".join(_short(hook) for hook in policy["active"])
+def _row(policy: InstalledPolicy, live: ProfileReport) -> tuple[str, ...]:
+    name = policy.name
+    faults = sum(each.faults for each in live.faults if each.policy == name)
+    state = "quarantined" if name in live.quarantined else "in use" if policy.active else "-"
+    source = " ".join(filter(None, (policy.source, policy.version)))
+    decides = ", ".join(_short(hook) for hook in policy.active)
     return name, source, decides or "-", str(faults or "-"), state
 
 
-def _write_decisions(profile: Answer) -> None:
-    rows = [(_short(hook), ", ".join(names)) for hook, names in profile["decisions"].items()]
+def _write_decisions(profile: ProfileReport) -> None:
+    rows = [(_short(hook), ", ".join(names)) for hook, names in profile.decisions.items()]
     write_table([("DECISION", "POLICIES"), *rows])
 
 
-def _write_faults(profile: Answer) -> None:
-    for each in profile["faults"]:
-        where = f"{each['policy']} in {_short(each['hook'])}"
-        sys.stdout.write(f"last fault of {where}: {each['last_error']}\n")
+def _write_faults(profile: ProfileReport) -> None:
+    for each in profile.faults:
+        where = f"{each.policy} in {_short(each.hook)}"
+        write(f"last fault of {where}: {each.last_error}\n")
 
 
-def _write_shadow(shadow: Answer) -> None:
+def _write_shadow(shadow: ShadowReport) -> None:
     """What is compared, and how it differs."""
-    profile = shadow["profile"]
-    rows = [_comparison(each, profile["decisions"]) for each in shadow["comparisons"]]
+    rows = [_comparison(each, shadow.profile.decisions) for each in shadow.comparisons]
     write_table([("SHADOW", "POLICIES", "ASKED", "DIFFERED", "FIRST", "FIGURE"), *rows])
-    for name in profile["quarantined"]:
-        sys.stdout.write(f"{name} is quarantined\n")
-    _write_faults(profile)
+    for name in shadow.profile.quarantined:
+        write(f"{name} is quarantined\n")
+    _write_faults(shadow.profile)
 
 
-def _comparison(
-    compared: Mapping[str, Any], decisions: Mapping[str, Sequence[str]]
-) -> tuple[str, ...]:
-    hook = compared["hook"]
-    asked, unanswered = compared["asked"], compared["unanswered"]
-    figure = f"{compared['mean']:.3g} {compared['figure']}" if asked > unanswered else "-"
+def _comparison(each: Comparison, decisions: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    asked, unanswered = each.asked, each.unanswered
     return (
-        _short(hook),
-        ", ".join(decisions.get(hook, ())),
+        _short(each.hook),
+        ", ".join(decisions.get(each.hook, ())),
         f"{asked}, {unanswered} unanswered" if unanswered else str(asked),
-        str(compared["differed"]),
-        str(compared["first_differed"]),
-        figure,
+        str(each.differed),
+        str(each.first_differed),
+        f"{each.mean:.3g} {each.figure}" if asked > unanswered else "-",
     )
 
 

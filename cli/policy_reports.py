@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,8 +12,8 @@ from packaging.utils import canonicalize_name
 
 from cadenza.cli.errors import UsageError
 from cadenza.cli.options import PolicyOptions
+from cadenza.cli.output import write, write_table
 from cadenza.cli.profile import allowed_plugins, configure
-from cadenza.cli.tables import write_table
 from cadenza.policies.choices import SHORT
 from cadenza.policies.contract import OBSERVERS, hooks_of
 from cadenza.policies.discovery import BUILT_IN, Catalog, Discovery, Found, discover, installed
@@ -39,7 +38,7 @@ def report_all(flags: PolicyOptions, *, as_json: bool) -> int:
     if as_json:
         policies = [_record(name, each, active.get(name, [])) for name, each in found]
         report = {"hookspec_version": HOOKSPEC_VERSION, "policies": policies}
-        sys.stdout.write(f"{json.dumps(report, indent=2)}\n")
+        write(f"{json.dumps(report, indent=2)}\n")
     else:
         rows = [_row(name, each, active.get(name, [])) for name, each in found]
         write_table([("POLICY", "FROM", "HOOKSPEC", "DECIDES", "HOOKS"), *rows])
@@ -64,7 +63,7 @@ def explain(name: str, plugins_dir: Path | None) -> int:
     lines += ["Hooks:", *(f"  {_hook(hook, name)}" for hook in hooks_of(found.cls))]
     lines += ["Options:", *(options or ["  none"])]
     lines += [f"Hookspec: {_requires(found)} (this is {HOOKSPEC_VERSION})"]
-    sys.stdout.write("\n".join(lines) + "\n")
+    write("\n".join(lines) + "\n")
     return 0
 
 
@@ -81,7 +80,7 @@ def check_plugin(target: str) -> int:
     faults = [*catalog.faults, *(fault for name in new for fault in _faults_in_use(name, catalog))]
     lines = [f"{name}: {', '.join(hooks_of(found.cls))}" for name, found in new.items()]
     lines += [f"fault: {fault}" for fault in faults] or ["no faults"]
-    sys.stdout.write("\n".join(lines) + "\n")
+    write("\n".join(lines) + "\n")
     return 1 if faults else 0
 
 

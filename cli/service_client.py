@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from http.client import HTTPException
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import ProxyHandler, Request, build_opener
 
+import msgspec
+
 from cadenza.cli.admin_key import VARIABLE, admin_key
 from cadenza.cli.errors import UsageError
 from cadenza.cli.options import ServerOptions
+from cadenza.service.policy_report import PolicyReport
 
 _TIMEOUT_S = 60.0  # the service answers within 55 s, whatever its engine does
 _MAX_BYTES = 16 << 20
 
-Answer = dict[str, Any]
+Answer = Mapping[str, Any]
 
 
 class ServiceClient:
@@ -28,12 +32,29 @@ class ServiceClient:
         self._key = admin_key(server.admin_api_key)
         self._opener = build_opener(ProxyHandler({}))  # a proxy would be told the key
 
-    def request(self, method: str, path: str, body: bytes | None = None) -> Answer:
-        """What the service answers, as JSON.
+    def report(self, method: str, path: str, body: bytes | None = None) -> PolicyReport:
+        """The report that the service answers with.
 
         Raises:
-            UsageError: nothing listens there, or it refuses.
+            UsageError: nothing listens there, it refuses, or its answer is no report.
         """
+        return self._understood(self._request(method, path, body))
+
+    def raw_report(self, path: str) -> Answer:
+        """The same, with all that a newer service has to say."""
+        answer = self._request("GET", path)
+        self._understood(answer)
+        return answer
+
+    def _understood(self, answer: Answer) -> PolicyReport:
+        try:
+            return msgspec.convert(answer, PolicyReport)
+        except msgspec.ValidationError as error:
+            raise UsageError(
+                f"what answers at {self._url} is not Cadenza, or not this version: {error}"
+            ) from error
+
+    def _request(self, method: str, path: str, body: bytes | None = None) -> Answer:
         headers = {"content-type": "application/json"}
         if self._key is not None:
             headers["authorization"] = f"Bearer {self._key}"

@@ -252,11 +252,41 @@ def test_a_refusal_is_told_in_the_services_words(capsys, service: Service):
         (500, b'{"error": "no"}', "answers with HTTP status 500"),
         (200, b"<html>", "is not Cadenza"),
         (200, b"[]", "is not Cadenza"),
+        (200, b"{}", "is not Cadenza, or not this version"),
+        (200, b'{"live": {}, "installed": 5}', "is not Cadenza, or not this version"),
     ],
 )
-def test_somebody_else_who_answers(capsys, service: Service, status: int, body: bytes, message):
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("list",),
+        ("list", "--json"),
+        ("use", "slo"),
+        ("release", "fcfs"),
+        ("shadow",),
+        ("shadow", "slo"),
+        ("shadow", "--off"),
+    ],
+    ids=" ".join,
+)
+def test_somebody_else_who_answers(
+    capsys, service: Service, status: int, body: bytes, message, command: tuple[str, ...]
+):
     service.status, service.body = status, body
-    assert message in refusal_of(capsys, "list", "--server", service.url)
+    assert message in refusal_of(capsys, *command, "--server", service.url)
+
+
+def test_a_shadow_that_somebody_else_takes_away_at_once(capsys, service: Service):
+    service.body = msgspec.json.encode(msgspec.structs.replace(REPORT, shadow=None))
+    told = refusal_of(capsys, "shadow", "slo", "--server", service.url)
+    assert "taken it away again" in told
+
+
+def test_what_a_newer_service_says_besides_is_passed_on(capsys, service: Service):
+    service.body = json.dumps({**json.loads(service.body), "news": 1}).encode()
+    assert "POLICY" in output_of(capsys, "list", "--server", service.url)
+    output = output_of(capsys, "list", "--json", "--server", service.url)
+    assert json.loads(output)["news"] == 1
 
 
 def test_nobody_who_answers(capsys):
