@@ -89,9 +89,8 @@ class _Pages:
             return True
         if self._admin is None:
             return False
-        headers = request.headers
         try:
-            self._admin.access.check(headers.get("authorization"), headers.get("origin"))
+            self._admin.access.check(request.headers.items())
         except (Unauthenticated, Forbidden):
             return False
         return True
