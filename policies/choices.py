@@ -7,6 +7,7 @@ over a network says the same as a file.
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from typing import Any
 import msgspec
 
 from cadenza.policies.builtin import DEFAULTS
-from cadenza.policies.errors import unknown
+from cadenza.policies.errors import quoted, unknown
 from cadenza.policies.presets import PRESETS, Preset
 from cadenza.policies.profile import LISTS, OBSERVER
 
@@ -176,7 +177,7 @@ def _read_content(layer: _Layer, where: str, content: Mapping[str, Any]) -> None
     ]
     preset = content.get("preset")
     if preset is not None and not isinstance(preset, str):
-        layer.faults.append(f"{where}: preset must be a name, and is {preset!r}")
+        layer.faults.append(f"{where}: preset must be a name, and is {quoted(preset)}")
     else:
         layer.preset = preset
     for decision, names in _table(layer, where, content, "decisions").items():
@@ -194,14 +195,32 @@ def _read_content(layer: _Layer, where: str, content: Mapping[str, Any]) -> None
 
 
 def _untransportable(where: str, policy: str, options: Mapping[str, Any]) -> list[str]:
-    """Faults of values that no message holds, such as whole numbers of more than 64 bits."""
+    """Faults of values that some message on their way cannot hold."""
     faults = []
     for name, value in options.items():
+        said = f"{where}: [options.{policy}] {name}"
+        if _has_no_figure(value):
+            faults.append(
+                f"{said} is {quoted(value)}, and JSON has no such number; if the policy takes it, "
+                'write it as text, such as "inf"'
+            )
+            continue
         try:
             msgspec.msgpack.encode(value)
         except (OverflowError, TypeError, ValueError) as error:
-            faults.append(f"{where}: [options.{policy}] {name} cannot be passed on: {error}")
+            faults.append(
+                f"{said} cannot be passed on: {error}; whole numbers have 64 bits, or are text"
+            )
     return faults
+
+
+def _has_no_figure(value: Any) -> bool:
+    """Whether an infinite number is in it, or one that is none."""
+    if isinstance(value, dict):
+        return any(map(_has_no_figure, value.values()))
+    if isinstance(value, list):
+        return any(map(_has_no_figure, value))
+    return isinstance(value, float) and not math.isfinite(value)
 
 
 def _table(layer: _Layer, where: str, content: Mapping[str, Any], key: str) -> dict[str, Any]:

@@ -6,25 +6,49 @@ import difflib
 from collections.abc import Iterable
 
 _DESCRIBED_CHARACTERS = 200
+_QUOTED_CHARACTERS = 80
+_FAULT_CHARACTERS = 1000
+_TOLD_FAULTS = 20
 
 
 class ProfileError(Exception):
-    """A profile that cannot be used, or a plugin that cannot be registered; all faults at once."""
+    """A profile that cannot be used, or a plugin that cannot be registered; all faults at once.
+
+    Its text is bounded: of very many faults it has the first, and of very long ones the beginning.
+    """
 
     def __init__(self, *faults: str) -> None:
         self.faults = faults
-        lines = faults if len(faults) == 1 else (f"{len(faults)} faults:", *_indented(faults))
+        told = [shortened(fault, _FAULT_CHARACTERS) for fault in faults[:_TOLD_FAULTS]]
+        if len(faults) > _TOLD_FAULTS:
+            told.append(f"and {len(faults) - _TOLD_FAULTS} more")
+        lines = told if len(faults) == 1 else [f"{len(faults)} faults:", *_indented(told)]
         super().__init__("\n".join(lines))
 
 
 def unknown(kind: str, name: str, known: Iterable[str], plural: str = "") -> str:
     """'there is no KIND NAME', the nearest known name, and all of them in their order."""
     names = list(known)
-    near = difflib.get_close_matches(name, names, n=1)
+    is_typed = len(name) <= _QUOTED_CHARACTERS
+    near = difflib.get_close_matches(name, names, n=1) if is_typed else []
     guess = f" (did you mean {near[0]!r}?)" if near else ""
     plural = plural or f"{kind}s"
     listed = f"{plural} are {', '.join(names)}" if names else f"there are no {plural}"
-    return f"there is no {kind} {name!r}{guess}; {listed}"
+    return f"there is no {kind} {quoted(name)}{guess}; {listed}"
+
+
+def quoted(value: object) -> str:
+    """A value that somebody gave, as the beginning of its `repr`."""
+    try:
+        text = repr(value)
+    except ValueError:  # a whole number of thousands of digits
+        text = f"an unreadable {type(value).__name__}"
+    return shortened(text, _QUOTED_CHARACTERS)
+
+
+def shortened(text: str, num_characters: int) -> str:
+    """The text, cut where it is longer."""
+    return text if len(text) <= num_characters else f"{text[: num_characters - 1]}…"
 
 
 def describe(error: BaseException) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from cadenza.policies.errors import ProfileError, unknown
+from cadenza.policies.errors import ProfileError, quoted, unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,7 @@ def _read(
             values[name] = msgspec.convert(value, hints[name], strict=False)
         except msgspec.ValidationError:
             wanted = _spelt(hints[name])
-            faults.append(f"policy {policy!r}: {name} must be {wanted}, and is {value!r}")
+            faults.append(f"policy {policy!r}: {name} must be {wanted}, and is {quoted(value)}")
     missing = [option for option in known if option.is_required and option.name not in given]
     faults += [
         f"policy {policy!r} needs the option {option.name}, of type {option.type}"

@@ -10,7 +10,7 @@ import pluggy
 from cadenza.policies import hookspecs
 from cadenza.policies.builtin import BUILTIN, DEFAULTS
 from cadenza.policies.contract import OBSERVERS, faults_of, hooks_of
-from cadenza.policies.errors import ProfileError, unknown
+from cadenza.policies.errors import ProfileError, quoted, unknown
 from cadenza.policies.markers import PROJECT
 from cadenza.policies.options import build_policy, read_options
 from cadenza.policies.trace import trace_calls
@@ -158,7 +158,7 @@ class Profile:
     def _build_all(self, faults: list[str], before: Profile | None) -> dict[str, object]:
         """Instances of all policies, unless there are faults, or some come to light here."""
         faults += [
-            f"options are given for {policy!r}, which this profile does not use; "
+            f"options are given for {quoted(policy)}, which this profile does not use; "
             f"it uses {', '.join(self._active)}"
             for policy in self.options
             if policy not in self._active

@@ -6,8 +6,8 @@ import asyncio
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVarTuple, cast
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, TypeVarTuple, cast
 
 import structlog
 
@@ -38,6 +38,7 @@ from cadenza.wire.messages import (
     ToFront,
 )
 
+T = TypeVar("T")
 Told = TypeVarTuple("Told")
 Answer: TypeAlias = PoliciesAnswer | PoliciesState
 
@@ -226,11 +227,7 @@ class EngineClient(asyncio.Protocol):
         self._questions[number] = answer
         try:
             self.send(question(number))
-            async with asyncio.timeout(limit_s):
-                return await answer
-        except TimeoutError as error:
-            message = f"The engine has not answered within {limit_s:g} s; try again later."
-            raise EngineUnavailable(message) from error
+            return await in_time(answer, limit_s)
         finally:
             del self._questions[number]
 
@@ -371,6 +368,20 @@ class EngineClient(asyncio.Protocol):
             _fail_row(row, reason, retryable=True)
         if self._transport is not None:
             self._transport.close()
+
+
+async def in_time(answer: Awaitable[T], limit_s: float | None = ANSWER_LIMIT_S) -> T:
+    """What the engine answers; an answer that comes later is nobody's. None: without limit.
+
+    Raises:
+        EngineUnavailable: it does not answer in time; and whatever `answer` raises.
+    """
+    try:
+        async with asyncio.timeout(limit_s):
+            return await answer
+    except TimeoutError as error:
+        message = f"The engine has not answered within {limit_s:g} s; try again later."
+        raise EngineUnavailable(message) from error
 
 
 class _News(NamedTuple):

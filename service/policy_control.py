@@ -16,7 +16,7 @@ import structlog
 
 from cadenza.policies.choices import Choices, choices_of
 from cadenza.policies.contract import FRONT_HOOKS
-from cadenza.policies.errors import ProfileError
+from cadenza.policies.errors import ProfileError, quoted
 from cadenza.policies.library import Library, prepare, too_late
 from cadenza.policies.preparation import aside
 from cadenza.policies.profile import Profile
@@ -113,8 +113,7 @@ class PolicyControl:
             ChangeUnderWay: another change has not ended yet.
             EngineUnavailable: the engine does not serve, or has not said yet what became of it.
         """
-        choices = choices_of(content)
-        await self._alone(lambda: self._use(choices))
+        await self._alone(lambda: self._use(content))
 
     async def shadow(self, content: Mapping[str, Any] | None) -> None:
         """Ask the engine's policies of a second profile as well, and compare; None: of none.
@@ -122,8 +121,7 @@ class PolicyControl:
         Raises:
             InvalidRequest, ChangeUnderWay, EngineUnavailable: as for `use`.
         """
-        choices = None if content is None else choices_of(content)
-        await self._alone(lambda: self._shadow(choices))
+        await self._alone(lambda: self._shadow(content))
 
     async def release(self, policy: str) -> None:
         """Ask a quarantined policy again, in either process. Others are left as they are.
@@ -155,7 +153,8 @@ class PolicyControl:
             )
         self._change.result()
 
-    async def _use(self, choices: Choices) -> None:
+    async def _use(self, content: Mapping[str, Any]) -> None:
+        choices = await _read(content)
         before = self._policies.profile
         profile = await self._build(choices, before)
         config = self._with(choices)
@@ -169,9 +168,10 @@ class PolicyControl:
         aside(before.let_go, self._limit_s)
         _log.info("policies changed", decisions=profile.names)
 
-    async def _shadow(self, choices: Choices | None) -> None:
-        config = None
-        if choices is not None:
+    async def _shadow(self, content: Mapping[str, Any] | None) -> None:
+        choices = config = None
+        if content is not None:
+            choices = await _read(content)
             config = self._with(choices)
             aside((await self._build(choices, None)).let_go, self._limit_s)
         await self._tell(lambda number: UseShadow(number, config))
@@ -183,7 +183,7 @@ class PolicyControl:
         is_here = policy in ours.profile.policies
         if not is_here and not await self._is_in_shadow(policy):
             names = ", ".join(ours.profile.policies)
-            raise UnknownPolicy(f"The policy {policy!r} is not in use; {names} are.")
+            raise UnknownPolicy(f"The policy {quoted(policy)} is not in use; {names} are.")
         try:
             if is_here:
                 ours.release(policy)
@@ -245,6 +245,11 @@ class PolicyControl:
         assert isinstance(answer, PoliciesAnswer)
         if answer.error is not None:
             raise InvalidRequest(answer.error)
+
+
+async def _read(content: Mapping[str, Any]) -> Choices:
+    """In a thread: thousands of names that are none take half a second."""
+    return await asyncio.to_thread(choices_of, content)
 
 
 def _log_late(change: asyncio.Task[None]) -> None:

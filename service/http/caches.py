@@ -7,6 +7,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from cadenza.service.admin import Admin
+from cadenza.service.engine_client import in_time
 from cadenza.service.generator import Generator
 from cadenza.service.http.errors import JsonResponse
 
@@ -29,5 +30,5 @@ class _Caches:
     async def reset(self, request: Request) -> Response:
         """Forget every cached prefix; requests that run keep their blocks, and go on."""
         self._access.check(request.headers.items())
-        await self._engine.reset_prefix_cache()
+        await in_time(self._engine.reset_prefix_cache())
         return JsonResponse({"status": "ok"})

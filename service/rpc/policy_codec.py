@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-from google.protobuf import json_format, struct_pb2
+from google.protobuf import struct_pb2
 
 from cadenza.service.detokenizer import encodable
 from cadenza.service.policy_report import (
@@ -18,6 +18,8 @@ from cadenza.service.policy_report import (
 )
 from cadenza.v1 import policy_pb2 as pb
 
+_EXACT = 1 << 53  # up to here every whole number has a double of its own
+
 
 def to_content(profile: pb.Profile) -> dict[str, Any]:
     """The profile as a profile file has it. Whole numbers are whole again."""
@@ -26,8 +28,8 @@ def to_content(profile: pb.Profile) -> dict[str, Any]:
             decision: [*policies.names] for decision, policies in profile.decisions.items()
         },
         "options": {
-            policy: {name: _whole(value) for name, value in json_format.MessageToDict(each).items()}
-            for policy, each in profile.options.items()
+            policy: {name: _value(value) for name, value in options.fields.items()}
+            for policy, options in profile.options.items()
         },
     }
     return content | ({"preset": profile.preset} if profile.preset else {})
@@ -42,15 +44,25 @@ def to_report(report: PolicyReport) -> pb.PolicyReport:
     )
 
 
-def _whole(value: Any) -> Any:
-    """A Struct has no whole numbers, and options may want them."""
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    if isinstance(value, list):
-        return [_whole(each) for each in value]
-    if isinstance(value, dict):
-        return {name: _whole(each) for name, each in value.items()}
-    return value
+def _value(value: struct_pb2.Value) -> Any:
+    match value.WhichOneof("kind"):
+        case "number_value":
+            return _number(value.number_value)
+        case "string_value":
+            return value.string_value
+        case "bool_value":
+            return value.bool_value
+        case "list_value":
+            return [_value(each) for each in value.list_value.values]
+        case "struct_value":
+            return {name: _value(each) for name, each in value.struct_value.fields.items()}
+        case _:
+            return None
+
+
+def _number(number: float) -> int | float:
+    """A Struct has no whole numbers, and options may want them: those that it holds exactly."""
+    return int(number) if number.is_integer() and abs(number) <= _EXACT else number
 
 
 def _installed(policy: InstalledPolicy) -> pb.InstalledPolicy:

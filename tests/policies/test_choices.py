@@ -148,6 +148,9 @@ def test_wrong_flags_are_told(flags: list[str], fault: str):
         ("[decisions]\norder = ['a', 'b']", ["order is decided by one policy, not by a, b"]),
         ("[options]\np = 3", ["[options.p] must be a table"]),
         (f"[options.p]\na = {1 << 70}", ["[options.p] a cannot be passed on: "]),
+        ("[options.p]\na = inf", ["[options.p] a is inf, and JSON has no such number"]),
+        ("[options.p]\na = -inf", ["[options.p] a is -inf, and JSON has no such number"]),
+        ("[options.p]\na = [1, {b = nan}]", ["[options.p] a is [1, {'b': nan}]"]),
     ],
 )
 def test_a_wrong_file_is_told(tmp_path: Path, text: str, faults: list[str]):

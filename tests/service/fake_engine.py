@@ -318,7 +318,7 @@ class FakeEngine(asyncio.Protocol):
                     for rows in (self.running, self.waiting):
                         if request in rows:
                             rows[request].deadline_s = deadline_s
-                case ResetPrefixCache():
+                case ResetPrefixCache() if self.answers_questions:
                     self.send(Step(step_id=0, counters=self.counters()))
                 case UseProfile() | UseShadow() | ReleasePolicy():
                     if self.answers_changes:

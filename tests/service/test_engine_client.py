@@ -7,6 +7,7 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
+from cadenza.service.engine_client import in_time
 from cadenza.service.errors import EngineUnavailable, GenerationFailed
 from cadenza.service.request import GenerationRequest
 from cadenza.wire.arrays import pack_ids
@@ -359,6 +360,19 @@ def test_an_engine_that_does_not_answer_is_not_waited_for(run, open_front):
 
             assert answer.number == front.engine.received[1].number, "not the late one"
             assert not front.client._questions
+
+    run(main())
+
+
+def test_a_reset_that_is_not_confirmed_in_time_is_nobodys(run, open_front):
+    async def main():
+        async with open_front() as front:
+            front.engine.answers_questions = False
+            with pytest.raises(EngineUnavailable, match="has not answered"):
+                await in_time(front.client.reset_prefix_cache(), 0.01)
+            front.engine.answers_questions = True
+            await in_time(front.client.reset_prefix_cache())
+            assert not front.client._awaited
 
     run(main())
 

@@ -183,6 +183,33 @@ def test_what_cannot_be_meant_is_refused_whole(run, open_front: OpenFront, conte
     run(main())
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"decisions": {f"ordr{index}": "fcfs" for index in range(3000)}},
+        {"decisions": {"guard": [f"max-wat{index}" for index in range(3000)]}},
+        {"options": {f"p{index}": {"a": 1} for index in range(3000)}},
+        {"preset": "x" * 60_000},
+        {"decisions": {"order": "x" * 60_000}},
+        {"preset": "priority", "options": {"priority": {"aging_s": "x" * 60_000}}},
+        {"preset": "priority", "options": {"priority": {"x" * 60_000: 1}}},
+        {"preset": "priority", "x" * 60_000: 1},
+    ],
+    ids=lambda content: next(iter(content)),
+)
+def test_what_is_wrong_is_told_in_bounds(run, open_front: OpenFront, content):
+    async def main() -> None:
+        async with open_front() as front:
+            with pytest.raises(InvalidRequest) as caught:
+                await front.control.use(content)
+            assert len(caught.value.message) < 25_000
+            with pytest.raises(UnknownPolicy) as unknown:
+                await front.control.release("x" * 60_000)
+            assert len(unknown.value.message) < 1000
+
+    run(main())
+
+
 def test_what_the_engine_cannot_use_changes_nothing_here(run, open_front: OpenFront):
     async def main() -> None:
         async with open_front() as front:

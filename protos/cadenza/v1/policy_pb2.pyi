@@ -269,7 +269,7 @@ class Profile(_message.Message):
 
     @_builtins.property
     def options(self) -> _containers.MessageMap[_builtins.str, _struct_pb2.Struct]:
-        """Policy to its options."""
+        """Policy to its options. Whole numbers beyond 2^53, and infinite ones, go as text."""
 
     def __init__(
         self,

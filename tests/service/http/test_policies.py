@@ -111,6 +111,13 @@ def test_release_and_shadow(run, serve: OpenServed):
             "2 faults:\n  - there is no policy 'lifo'",
         ),
         (b'{"options": {"cost-model": {"x": 1}}}', 400, "takes no options"),
+        (
+            b'{"preset": "priority", "options": {"priority": {"aging_s": %d}}}' % (1 << 70),
+            400,
+            "[options.priority] aging_s cannot be passed on",
+        ),
+        (b'{"preset": "priority", "options": {"priority": {"aging_s": 1e999}}}', 400, "not valid"),
+        (b'{"preset": 1%s}' % (b"0" * 400), 400, "preset must be a name, and is 10000"),
         (b" " * (MAX_PROFILE_BYTES + 1), 413, "The body is larger than 65536 bytes."),
     ],
 )

@@ -137,10 +137,34 @@ async def test_bad_input(open_front: OpenFront, content: dict[str, Any], message
 @pytest.mark.parametrize("character", ["x", "漢", "🐉"])
 async def test_long_refusals_arrive(open_front: OpenFront, character: str):
     async with serving(open_front) as served:
-        code, told = await status(served.stub.UseProfile(profile({"preset": character * 3000})))
+        names = {f"{character * 70}{index}": {"names": ["fcfs"]} for index in range(30)}
+        code, told = await status(served.stub.UseProfile(profile({"decisions": names})))
         assert code is grpc.StatusCode.INVALID_ARGUMENT
-        assert told.startswith(f"there is no preset '{character}")
+        assert told.startswith(f"30 faults:\n  - profile: there is no decision '{character}")
         assert told.endswith("…")
+
+
+@pytest.mark.parametrize(
+    ("number", "told"),
+    [
+        (float("inf"), "aging_s is inf, and JSON has no such number"),
+        (float("nan"), "aging_s is nan, and JSON has no such number"),
+        (2.0**70, "the report"),
+        (1e300, "the report"),
+    ],
+)
+async def test_numbers_that_are_hard_to_carry(open_front: OpenFront, number: float, told: str):
+    async with serving(open_front) as served:
+        request = pb.UseProfileRequest(profile=pb.Profile(preset="priority"))
+        request.profile.options["priority"].update({"aging_s": number})
+        if told == "the report":
+            report = (await served.stub.UseProfile(request)).report
+            assert report.live.options["priority"]["aging_s"] == number
+            assert served.front.engine.policies.options == {"priority": {"aging_s": number}}
+        else:
+            code, message = await status(served.stub.UseProfile(request))
+            assert code is grpc.StatusCode.INVALID_ARGUMENT
+            assert told in message
 
 
 async def test_bytes_that_are_no_message(open_front: OpenFront):

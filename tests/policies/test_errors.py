@@ -1,0 +1,50 @@
+"""Errors quote whoever made them, and are bounded all the same."""
+
+from __future__ import annotations
+
+import pytest
+
+from cadenza.policies.errors import ProfileError, quoted, unknown
+
+
+def test_of_very_many_faults_the_first_are_told():
+    error = ProfileError(*(f"fault {index}" for index in range(5000)))
+
+    lines = str(error).splitlines()
+    assert lines[:2] == ["5000 faults:", "  - fault 0"]
+    assert lines[-2:] == ["  - fault 19", "  - and 4980 more"]
+    assert len(error.faults) == 5000
+
+
+def test_as_many_as_are_told_need_no_remainder():
+    assert str(ProfileError(*["a"] * 20)).splitlines()[-1] == "  - a"
+
+
+@pytest.mark.parametrize("num", [1, 2])
+def test_of_a_very_long_fault_the_beginning_is_told(num: int):
+    told = str(ProfileError(*["x" * 100_000] * num))
+    assert len(told) < 1020 * num + 20
+    assert told.endswith("x…")
+
+
+def test_names_are_quoted_as_far_as_anybody_reads():
+    told = unknown("policy", "edg" * 20_000, ["edf"], "policies")
+    assert told.startswith("there is no policy 'edgedg")
+    assert told.endswith("…; policies are edf")
+    assert len(told) < 150
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ("a", "'a'"),
+        ("a" * 78, "'" + "a" * 78 + "'"),
+        ("a" * 79, "'" + "a" * 78 + "…"),
+    ],
+)
+def test_what_is_quoted(value: object, told: str):
+    assert quoted(value) == told
+
+
+def test_a_number_that_python_does_not_write_is_quoted():
+    assert quoted(10**5000) == "an unreadable int"
