@@ -1,10 +1,10 @@
 """Choosing tokens from logits, row by row, with no state but that of the seats.
 
-A row's token is a function of its logits, its settings, its position and, under penalties, its
-text, so it does not depend on the batch, and is the same after a preemption. After penalties,
-filters apply in transformers' order: temperature, top-k, top-p, min-p; then the largest of logit +
-Gumbel noise is taken, which is a sample of the softmax over the kept tokens. Ties go to the lowest
-token id everywhere.
+A row's token is a function of its logits, its settings, its position and, under constraints and
+penalties, its text, so it does not depend on the batch, and is the same after a preemption. After
+constraints and penalties, filters apply in transformers' order: temperature, top-k, top-p, min-p;
+then the largest of logit + Gumbel noise is taken, which is a sample of the softmax over the kept
+tokens. Ties go to the lowest token id everywhere.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cadenza.engine.penalties import Penalties, penalties_of
+from cadenza.engine.shaping import Shaping, shaping_of
 from cadenza.kernels.philox import gumbel_noise, gumbel_noise_at
 from cadenza.scheduler.plan import BoolArray, Int32Array, Logprobs, Seated
 from cadenza.wire.messages import Sampling
@@ -47,17 +47,17 @@ class Sampler:
 
     def __init__(self, num_seats: int, vocab_size: int, device: torch.device) -> None:
         self._seats = [_SeatSettings(_GREEDY, 0)] * num_seats
-        self._penalties: dict[int, Penalties] = {}  # by seat
+        self._shaping: dict[int, Shaping] = {}  # by seat
         self._vocab_size = vocab_size
         self._device = device
 
     def seat(self, seated: Seated, sampling: Sampling, choice: int) -> None:
         """Hold the settings of the request that takes a seat, until the next one does."""
         self._seats[seated.seat] = _SeatSettings(sampling, choice)
-        self._penalties.pop(seated.seat, None)
-        penalties = penalties_of(sampling, seated, self._vocab_size, self._device)
-        if penalties is not None:
-            self._penalties[seated.seat] = penalties
+        self._shaping.pop(seated.seat, None)
+        shaping = shaping_of(sampling, seated, self._vocab_size, self._device)
+        if shaping is not None:
+            self._shaping[seated.seat] = shaping
 
     def sample(self, logits: Tensor, seats: Int32Array, positions: Int32Array) -> Sampled:
         """Sample one token a row, no two rows of one seat.
@@ -69,27 +69,28 @@ class Sampler:
         # NaN wins any maximum, and the maximum is -inf only where no token is left
         failed: BoolArray = ~np.isfinite(logits.amax(dim=-1).cpu().numpy())
         tokens: Int32Array = logits.argmax(dim=-1).cpu().numpy().astype(np.int32)
-        penalised = self._penalised(logits, seats)
-        for row, values in penalised.items():
-            failed[row] = not math.isfinite(values.max())
+        shaped = self._shaped(logits, seats)
+        for row, values in shaped.items():
+            # A token that is forbidden may have hidden what is not finite
+            failed[row] |= not math.isfinite(values.max())
             tokens[row] = int(values.argmax())
         for row, seat in enumerate(settings):
             if seat.sampling.temperature >= _GREEDY_BELOW and not failed[row]:
-                tokens[row] = _draw(penalised.get(row, logits[row]), seat, int(positions[row]))
-        for row in penalised:
+                tokens[row] = _draw(shaped.get(row, logits[row]), seat, int(positions[row]))
+        for row in shaped:
             if not failed[row]:
-                self._penalties[int(seats[row])].add(int(tokens[row]))
+                self._shaping[int(seats[row])].add(int(tokens[row]))
         tokens[failed] = -1
         return Sampled(tokens, failed, _wanted_logprobs(logits, tokens, failed, settings))
 
-    def _penalised(self, logits: Tensor, seats: Int32Array) -> dict[int, Tensor]:
-        """Return row -> its logits [vocab_size] less the penalties, where there are any."""
-        if not self._penalties:
+    def _shaped(self, logits: Tensor, seats: Int32Array) -> dict[int, Tensor]:
+        """Return row -> its logits [vocab_size] as constraints and penalties make them."""
+        if not self._shaping:
             return {}
         return {
-            row: self._penalties[seat].applied(logits[row])
+            row: self._shaping[seat].applied(logits[row])
             for row, seat in enumerate(seats.tolist())
-            if seat in self._penalties
+            if seat in self._shaping
         }
 
 

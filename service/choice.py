@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from cadenza.service.detokenizer import Detokenizer
@@ -19,6 +20,14 @@ from cadenza.service.tokenizer import Tokenizer
 from cadenza.wire import arrays
 from cadenza.wire.messages import Finished as RowEnd
 from cadenza.wire.messages import RowLogprobs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextOptions:
+    """What of a choice's tokens its reader gets to see as text."""
+
+    stops: Sequence[str] = ()  # end the text
+    min_tokens: int = 0  # whose text no stop string is looked for in
 
 
 class Owner(Protocol):
@@ -54,7 +63,7 @@ class Choice:
         owner: Owner,
         tokenizer: Tokenizer,
         prompt: Sequence[int],
-        stops: Sequence[str],
+        options: TextOptions,
     ) -> None:
         self.index = index
         self.number = number  # the engine's name for it
@@ -64,7 +73,8 @@ class Choice:
         self._owner = owner
         self._tokenizer = tokenizer
         self._detokenizer = Detokenizer(tokenizer.backend, prompt)
-        self._stops = StopStrings(stops)
+        self._stops = StopStrings(options.stops)
+        self._min_tokens = options.min_tokens
         self._texts: list[str] = []
         self._token_ids: list[int] = []
         self._logprobs: list[PositionLogprobs] = []
@@ -129,6 +139,9 @@ class Choice:
     def _say(self, text: str) -> None:
         """Show text, as far as no stop string may begin in it."""
         if not text:
+            return
+        if self.num_tokens <= self._min_tokens:
+            self._texts.append(text)
             return
         shown, stop = self._stops.push(text)
         if shown:

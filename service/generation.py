@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 
-from cadenza.service.choice import Choice
+from cadenza.service.choice import Choice, TextOptions
 from cadenza.service.engine_client import EngineClient
 from cadenza.service.errors import DeadlineExceeded, GenerationFailed, RequestError
 from cadenza.service.events import Admitted, Event, FinishReason, Preempted
@@ -87,7 +87,7 @@ class Generation:
         """Whether every choice has finished, or the whole failed or was cancelled."""
         return self._ended
 
-    def launch(self, submits: Sequence[Submit], tokenizer: Tokenizer, stops: Sequence[str]) -> None:
+    def launch(self, submits: Sequence[Submit], tokenizer: Tokenizer, options: TextOptions) -> None:
         """Send every choice to the engine, in order. Called once, by `Generator.submit`.
 
         Whatever it raises, no choice and no place in the queue is left behind.
@@ -97,7 +97,7 @@ class Generation:
         """
         try:
             for index, number in enumerate(_numbers(submits)):
-                choice = Choice(index, number, self, tokenizer, self._prompt, stops)
+                choice = Choice(index, number, self, tokenizer, self._prompt, options)
                 self._choices.append(choice)
                 self._unseated.add(choice)
             for submit in submits:

@@ -13,6 +13,8 @@ from typing import Any
 
 import msgspec
 
+from cadenza.service.choice import TextOptions
+from cadenza.service.constraints import with_bad_words
 from cadenza.service.engine_client import EngineClient
 from cadenza.service.entrance import Entrance
 from cadenza.service.errors import EngineUnavailable, InvalidRequest, UnknownModel
@@ -26,7 +28,7 @@ from cadenza.service.timelines import RequestStatus, Subject, Timeline, Timeline
 from cadenza.service.tokenizer import Tokenizer
 from cadenza.service.validation import CheckedRequest, Prompt, check, refuse_overlong, token_ids
 from cadenza.wire.arrays import pack_ids
-from cadenza.wire.messages import Ready, Submit
+from cadenza.wire.messages import Ready, Sampling, Submit
 
 _ENCODER_THREADS = 2
 _DRAIN_POLL_S = 0.05
@@ -39,6 +41,7 @@ class _Job:
 
     checked: CheckedRequest
     prompt: Sequence[int]
+    sampling: Sampling
     max_tokens: int
     places: Places
     timer: RequestTimer
@@ -199,7 +202,7 @@ class Generator:
         entry = self._entrance.enter(checked, ready)
         try:
             jobs = [
-                await self._prepare(entry, index, timer, ready.max_model_len)
+                await self._prepare(entry, index, timer, ready)
                 for index, timer in enumerate(timers)
             ]
             if entry.refusal is not None:
@@ -246,16 +249,15 @@ class Generator:
         finally:
             place.leave_all()
 
-    async def _prepare(
-        self, entry: Entry, index: int, timer: RequestTimer, max_model_len: int
-    ) -> _Job:
+    async def _prepare(self, entry: Entry, index: int, timer: RequestTimer, ready: Ready) -> _Job:
         checked = entry.requests[index]
-        prompt = await self._encode(checked.prompt, max_model_len)
+        prompt = await self._encode(checked.prompt, ready.max_model_len)
         self._entrance.learn(entry, index, len(prompt))
         return _Job(
             checked=checked,
             prompt=prompt,
-            max_tokens=_max_tokens(checked, len(prompt), max_model_len),
+            sampling=await self._sampling(checked, ready.vocab_size),
+            max_tokens=_max_tokens(checked, len(prompt), ready.max_model_len),
             places=entry.places[index],
             timer=timer,
         )
@@ -282,6 +284,17 @@ class Generator:
         assert prompt.text is not None
         return self.tokenizer.encode_text(prompt.text, opened=prompt.add_special_tokens)
 
+    async def _sampling(self, checked: CheckedRequest, vocab_size: int) -> Sampling:
+        if not checked.bad_words:
+            return checked.sampling
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._encoders, self._sampling_now, checked, vocab_size)
+
+    def _sampling_now(self, checked: CheckedRequest, vocab_size: int) -> Sampling:
+        encode = self.tokenizer.encode_word
+        words = [ids for word in checked.bad_words for ids in encode(word)]
+        return with_bad_words(checked.sampling, words, vocab_size)
+
     def _launch_all(self, jobs: Sequence[_Job], max_rows: int) -> list[Generation]:
         launched: list[Generation] = []
         with contextlib.ExitStack() as undo:
@@ -305,10 +318,12 @@ class Generator:
             on_closed=self._close,
         )
         submits = self._submits(job, max_rows)
-        generation.launch(submits, self.tokenizer, job.checked.stops)
+        checked = job.checked
+        options = TextOptions(stops=checked.stops, min_tokens=checked.min_tokens)
+        generation.launch(submits, self.tokenizer, options)
         subject = Subject(
             model=generation.model,
-            tenant=job.checked.tenant,
+            tenant=checked.tenant,
             prompt_tokens=generation.prompt_tokens,
             created=generation.created,
         )
@@ -330,7 +345,7 @@ class Generator:
             n=num_choices,
             prompt=pack_ids(job.prompt),
             max_tokens=job.max_tokens,
-            sampling=checked.sampling,
+            sampling=job.sampling,
             stop_token_ids=checked.stop_token_ids,
             ignore_eos=checked.ignore_eos,
             priority=checked.priority,
@@ -373,6 +388,12 @@ def _max_tokens(checked: CheckedRequest, prompt_tokens: int, max_model_len: int)
         raise InvalidRequest("The prompt has no tokens.", checked.prompt.field)
     refuse_overlong(prompt_tokens, max_model_len, checked.prompt.field)
     if checked.max_tokens is None:
+        if checked.min_tokens > room:
+            raise InvalidRequest(
+                f"min_tokens is {checked.min_tokens}, but a prompt of {prompt_tokens} tokens "
+                f"leaves {room} of the model's context of {max_model_len} tokens.",
+                "min_tokens",
+            )
         return room
     if checked.max_tokens > room:
         raise InvalidRequest(

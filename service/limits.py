@@ -16,5 +16,8 @@ class Limits:
     max_stop_chars: int = 256
     max_stop_token_ids: int = 16
     max_logprobs: int = 20
+    max_logit_bias: int = 1024
+    max_bad_words: int = 128
+    max_bad_word_chars: int = 256
     max_salt_chars: int = 128
     max_tenant_chars: int = 128

@@ -29,6 +29,9 @@ class GenerationRequest:
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
+    logit_bias: Mapping[Any, float] | None = None  # token id, perhaps as a text -> added to it
+    allowed_token_ids: Sequence[int] | None = None  # no others are drawn
+    bad_words: Sequence[str] | None = None  # that never come
     seed: int | None = None
     n: int | None = None
     stop: Sequence[str] | None = None

@@ -70,6 +70,15 @@ class Tokenizer:
             return self._prefix + ids
         return ids
 
+    def encode_word(self, word: str) -> list[list[int]]:
+        """The ids of a word wherever it may stand: as it is, and with and without a space before.
+
+        Control tokens in it are real.
+        """
+        bare = word.lstrip(" ")
+        spellings = dict.fromkeys((word, bare, f" {bare}"))
+        return [_encode(self.backend, spelling) for spelling in spellings if spelling]
+
     def encode_messages(
         self, messages: Sequence[Mapping[str, Any]], *, max_chars: int
     ) -> list[int]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cadenza.service import fields
+from cadenza.service.constraints import Ending, check_bad_words, check_min_tokens, constraints
 from cadenza.service.errors import InvalidRequest
 from cadenza.service.limits import Limits
 from cadenza.service.messages import check_messages
@@ -52,9 +53,11 @@ class CheckedRequest:
 
     prompt: Prompt
     max_tokens: int | None  # None: the rest of the context
-    sampling: Sampling
+    sampling: Sampling  # without bad words, which have no ids yet
+    bad_words: tuple[str, ...]
     num_choices: int
     stops: tuple[str, ...]
+    min_tokens: int  # before a choice may end
     stop_token_ids: tuple[int, ...]
     ignore_eos: bool
     priority: int
@@ -71,15 +74,22 @@ def check(request: GenerationRequest, limits: Limits, engine: Ready) -> CheckedR
     Raises:
         InvalidRequest: names the first field that is wrong.
     """
-    vocab_size = engine.vocab_size
-    checked = CheckedRequest(
+    max_tokens = _optional_integer(request.max_tokens, "max_tokens", 1, _INT32)
+    min_tokens = check_min_tokens(request.min_tokens, max_tokens)
+    stop_token_ids = _stop_token_ids(request.stop_token_ids, limits, engine.vocab_size)
+    ignore_eos = request.ignore_eos is not None and fields.flag(request.ignore_eos, "ignore_eos")
+    eos = () if ignore_eos else engine.eos_token_ids
+    ending = Ending(token_ids={*stop_token_ids, *eos}, min_tokens=min_tokens)
+    return CheckedRequest(
         prompt=_prompt(request, limits, engine),
-        max_tokens=_optional_integer(request.max_tokens, "max_tokens", 1, _INT32),
-        sampling=_sampling(request, limits),
+        max_tokens=max_tokens,
+        sampling=_sampling(request, limits, engine.vocab_size, ending),
+        bad_words=check_bad_words(request.bad_words, limits),
         num_choices=_default(_optional_integer(request.n, "n", 1, limits.max_choices), 1),
         stops=_stops(request.stop, limits),
-        stop_token_ids=_stop_token_ids(request.stop_token_ids, limits, vocab_size),
-        ignore_eos=request.ignore_eos is not None and fields.flag(request.ignore_eos, "ignore_eos"),
+        min_tokens=min_tokens,
+        stop_token_ids=stop_token_ids,
+        ignore_eos=ignore_eos,
         priority=_default(_optional_integer(request.priority, "priority", -_INT32 - 1, _INT32), 0),
         cache_salt=_name(request.cache_salt, "cache_salt", limits.max_salt_chars),
         tenant=_name(request.tenant, "tenant", limits.max_tenant_chars),
@@ -87,8 +97,6 @@ def check(request: GenerationRequest, limits: Limits, engine: Ready) -> CheckedR
         tpot_target_s=_target(request.tpot_target_s, "tpot_target_s"),
         deadline_s=request.deadline_s,
     )
-    _check_min_tokens(request.min_tokens, checked)
-    return checked
 
 
 def _prompt(request: GenerationRequest, limits: Limits, engine: Ready) -> Prompt:
@@ -147,7 +155,9 @@ def refuse_overlong(prompt_tokens: int, max_model_len: int, field: str) -> None:
         )
 
 
-def _sampling(request: GenerationRequest, limits: Limits) -> Sampling:
+def _sampling(
+    request: GenerationRequest, limits: Limits, vocab_size: int, ending: Ending
+) -> Sampling:
     temperature = _number(request.temperature, "temperature", 0.0, _MAX_TEMPERATURE, 1.0)
     return Sampling(
         temperature=0.0 if temperature < _GREEDY_BELOW else temperature,
@@ -165,6 +175,7 @@ def _sampling(request: GenerationRequest, limits: Limits) -> Sampling:
         ),
         seed=_seed(request.seed),
         logprobs=_optional_integer(request.logprobs, "logprobs", 0, limits.max_logprobs),
+        **constraints(request, limits, vocab_size, ending),
     )
 
 
@@ -201,18 +212,6 @@ def _name(value: Any, field: str, max_chars: int) -> str:
 
 def _target(value: Any, field: str) -> float | None:
     return None if value is None else fields.number(value, field, 0.0, MAX_TARGET_S, above=True)
-
-
-def _check_min_tokens(value: Any, checked: CheckedRequest) -> None:
-    """Accept a minimum only where nothing can end a choice before max_tokens."""
-    if value is None or fields.integer(value, "min_tokens", 0, _INT32) == 0:
-        return
-    if not checked.ignore_eos or checked.stops or checked.stop_token_ids:
-        raise InvalidRequest(
-            "min_tokens above 0 is supported only with ignore_eos and without stops.", "min_tokens"
-        )
-    if checked.max_tokens is None or value > checked.max_tokens:
-        raise InvalidRequest("min_tokens must be at most max_tokens.", "min_tokens")
 
 
 def _optional_integer(value: Any, field: str, low: int, high: int) -> int | None:

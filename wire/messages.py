@@ -80,6 +80,12 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     repetition_penalty: float = 1.0  # divides positive logits of tokens in prompt or output
     seed: int = 0  # unsigned 64 bits; the front draws one where the client gave none
     logprobs: int | None = None  # None: none wanted; 0: the sampled token's alone; n: and the top n
+    bias_ids: bytes = b""  # int32, each at most once
+    biases: bytes = b""  # float32, added to the logits of these
+    allowed_ids: bytes = b""  # int32, the only tokens that may be drawn; empty: all
+    bad_words: tuple[tuple[int, ...], ...] = ()  # ids, none empty, that never follow in the output
+    min_tokens: int = 0  # of the output, before one of `ending_ids` may be drawn
+    ending_ids: tuple[int, ...] = ()
 
 
 class Start(msgspec.Struct, frozen=True, array_like=True, tag="start"):

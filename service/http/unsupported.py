@@ -17,9 +17,6 @@ _OFF: Collection[Any] = (False,)
 # field -> values that change nothing; null never does
 _NEUTRAL: dict[str, Collection[Any]] = {
     "length_penalty": (1,),
-    "logit_bias": _EMPTY,
-    "allowed_token_ids": (),
-    "bad_words": _EMPTY,
     "logits_processors": _EMPTY,
     "use_beam_search": _OFF,
     "response_format": ({"type": "text"},),

@@ -45,6 +45,9 @@ def to_request(message: pb.GenerationInput) -> GenerationRequest:
         messages=_Turns(message.chat.messages) if prompt == "chat" else None,
         stop=message.stop or None,
         stop_token_ids=message.stop_token_ids or None,
+        logit_bias=message.logit_bias or None,
+        allowed_token_ids=message.allowed_token_ids or None,
+        bad_words=message.bad_words or None,
         ignore_eos=message.ignore_eos,
         **_present(message),
     )
@@ -75,6 +78,7 @@ class _Turns(Sequence[Mapping[str, Any]]):
 _OPTIONAL = (
     "n",
     "max_tokens",
+    "min_tokens",
     "temperature",
     "top_p",
     "top_k",

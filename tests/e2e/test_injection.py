@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, product
+from itertools import chain, pairwise, product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,6 +31,7 @@ from cadenza.scheduler.decisions import (
 from cadenza.scheduler.plan import Copies, Runner, StepOutcome, StepPlan
 from cadenza.scheduler.scheduler import Scheduler
 from cadenza.scheduler.states import FinishReason
+from cadenza.wire.arrays import pack_ids
 from cadenza.wire.messages import Sampling
 from tests.e2e.conftest import GREEDY, DemoModel, load_demo
 
@@ -71,6 +72,26 @@ ALL_PENALTIES = Sampling(
 )
 SEEDED = Sampling(temperature=0.9, top_p=0.95, min_p=0.001, seed=11)
 
+# Few tokens are allowed, so that the bad words matter at every one
+FEW: dict[str, Any] = {"allowed_ids": pack_ids([500, 600, 700, 800])}
+NO_REPEATS = ((500, 500), (600, 600), (700, 700), (800, 800), (500, 600, 500), (700, 600, 700))
+FAVOURED = np.array([100.0], dtype="<f4").tobytes()
+BIASED: dict[str, Any] = {
+    "bias_ids": pack_ids(range(1000, 1008)),
+    "biases": np.full(8, 12.0, dtype="<f4").tobytes(),
+}
+CONSTRAINED = Sampling(
+    temperature=3.0,
+    seed=14,
+    repetition_penalty=1.1,
+    bad_words=NO_REPEATS,
+    bias_ids=pack_ids([600]),
+    biases=np.array([2.0], dtype="<f4").tobytes(),
+    min_tokens=3,
+    ending_ids=(800,),
+    **FEW,
+)
+
 CASES = {
     "greedy": Case(sampling=GREEDY),
     "seeded": Case(sampling=SEEDED),
@@ -86,6 +107,19 @@ CASES = {
         sampling=ALL_PENALTIES, n=3, prompt_tokens=10, is_chunked=True, is_cached=True
     ),
     "forked-warm": Case(sampling=SEEDED, n=3, prompt_tokens=10, is_cached=True, is_warm=True),
+    "biased": Case(sampling=Sampling(temperature=0.9, seed=15, **BIASED)),
+    "worded": Case(sampling=Sampling(temperature=5.0, seed=16, bad_words=NO_REPEATS, **FEW)),
+    "minimum": Case(
+        sampling=Sampling(
+            temperature=0.0,
+            bias_ids=pack_ids([900]),
+            biases=FAVOURED,
+            min_tokens=4,
+            ending_ids=(900,),
+        )
+    ),
+    "constrained": Case(sampling=CONSTRAINED, prompt_tokens=22, is_chunked=True),
+    "forked-constrained": Case(sampling=CONSTRAINED, n=3, prompt_tokens=10, is_chunked=True),
 }
 # One batch each. Who stands first is disturbed after the first pass, the next after the second.
 SETTINGS: dict[str, list[Case]] = {
@@ -94,6 +128,7 @@ SETTINGS: dict[str, list[Case]] = {
         "samplers": "greedy seeded presence frequency repetition",
         "forked": "forked chunked forked-at-an-edge forked chunked",
         "cached": "forked-cached warm forked-cached forked-warm",
+        "constraints": "forked-constrained biased constrained worded minimum",
     }.items()
 }
 
@@ -285,7 +320,7 @@ def demo(one_thread: None) -> DemoModel:
 @pytest.fixture(scope="module")
 def reference(demo: DemoModel) -> dict[str, list[Choice]]:
     """What the choices of each case get with whole prompts, cold and undisturbed."""
-    limits = {"max_num_seqs": 24, "max_num_batched_tokens": 512, "enable_prefix_caching": False}
+    limits = {"max_num_seqs": 32, "max_num_batched_tokens": 512, "enable_prefix_caching": False}
     play = Play(demo, list(CASES.values()), **limits).run()
     assert not play.driver.preempted
     return {name: play.choices(index) for index, name in enumerate(CASES)}
@@ -313,13 +348,26 @@ def test_the_reference_is_worth_comparing_with(reference: dict[str, list[Choice]
         for name, choices in reference.items()
         if CASES[name].prompt_tokens == CASES["greedy"].prompt_tokens and not CASES[name].is_warm
     ]
-    assert len(set(of_short_prompts)) == len(of_short_prompts) == 6
+    assert len(set(of_short_prompts)) == len(of_short_prompts) == 9
     for name, choices in reference.items():
         case = CASES[name]
         assert len({tuple(choice.tokens) for choice in choices}) == case.n
         for choice in choices:
             assert len(choice.tokens) == len(choice.digests) == NUM_TOKENS
             assert choice[2:] == (FinishReason.LENGTH, case.prompt_tokens, NUM_TOKENS)
+
+
+def test_the_constraints_bite(reference: dict[str, list[Choice]]):
+    """A bad word would have come, the ending token comes at once when it may, biases win."""
+    few = {500, 600, 700, 800}
+    constrained = [*reference["constrained"], *reference["forked-constrained"]]
+    for choice in [*reference["worded"], *constrained]:
+        assert set(choice.tokens) <= few
+        assert all(left != right for left, right in pairwise(choice.tokens))
+    assert all(800 not in choice.tokens[:3] for choice in constrained)
+    [minimum] = reference["minimum"]
+    assert [token == 900 for token in minimum.tokens] == [False] * 4 + [True] * 2
+    assert set(reference["biased"][0].tokens) & set(range(1000, 1008))
 
 
 class Disturbance(NamedTuple):
@@ -421,7 +469,7 @@ def table() -> Iterator[Any]:
     """Settings, forwards and turned round, by disturbances. What is turned is partly extra."""
     for settings, disturbance, is_turned in product(SETTINGS, DISTURBANCES, (False, True)):
         is_extra = is_turned and (
-            settings == "samplers" or disturbance not in ("swap", "recompute")
+            settings in ("samplers", "constraints") or disturbance not in ("swap", "recompute")
         )
         name = f"{settings}{'-turned' * is_turned}-{disturbance}"
         yield pytest.param(

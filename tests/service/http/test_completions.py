@@ -106,22 +106,6 @@ def test_special_tokens_are_left_out_where_the_client_says_so(run, serve):
     run(main())
 
 
-def test_a_minimum_that_nothing_can_undercut_is_met(run, serve):
-    body = {"prompt": "x", "ignore_eos": True, "max_tokens": 4, "min_tokens": 4}
-
-    async def main():
-        async with serve() as served:
-            served.front.says("a")
-            whole = (await served.http.post(COMPLETIONS, json=body)).json()
-            assert whole["usage"]["completion_tokens"] == 4
-            for change in ({"min_tokens": 5}, {"stop": "a"}, {"stop_token_ids": [1]}):
-                refused = await served.http.post(COMPLETIONS, json=body | change)
-                assert refused.status_code == 400
-                assert refused.json()["error"]["param"] == "min_tokens"
-
-    run(main())
-
-
 def test_logprobs_are_parallel_lists_with_running_offsets(run, serve):
     async def main():
         async with serve() as served:

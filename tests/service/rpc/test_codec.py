@@ -69,6 +69,10 @@ def test_every_field_reaches_the_request():
         tenant="t",
         ttft_target_s=0.5,
         tpot_target_s=0.05,
+        logit_bias={5: -1.5, 6: 2},
+        allowed_token_ids=[5, 6],
+        bad_words=["w"],
+        min_tokens=2,
     )
     unset = {field.name for field in message.DESCRIPTOR.fields} - {
         field.name for field, _ in message.ListFields()
@@ -97,6 +101,10 @@ def test_every_field_reaches_the_request():
         tenant="t",
         ttft_target_s=0.5,
         tpot_target_s=0.05,
+        logit_bias={5: -1.5, 6: 2.0},
+        allowed_token_ids=[5, 6],
+        bad_words=["w"],
+        min_tokens=2,
     )
 
 
@@ -112,6 +120,7 @@ def test_every_field_reaches_the_request():
         "repetition_penalty",
         "seed",
         "max_tokens",
+        "min_tokens",
     ],
 )
 def test_zero_is_a_value_and_not_an_absence(field):
@@ -155,12 +164,15 @@ class Untouchable(Sequence[Any]):
         raise AssertionError("an element was visited")
 
 
+REPEATED = ("stop", "stop_token_ids", "bad_words", "allowed_token_ids", "logit_bias")
+
+
 class Stand:
     """A `GenerationInput` of the given fields and no others."""
 
     def __init__(self, prompt: str, **given: Any) -> None:
         self._prompt = prompt
-        self._given = {"text": "hi", "stop": (), "stop_token_ids": (), **given}
+        self._given = {"text": "hi", **dict.fromkeys(REPEATED, ()), **given}
 
     def WhichOneof(self, oneof: str) -> str:
         return self._prompt
@@ -179,14 +191,36 @@ class Stand:
         ("messages", Stand("chat", chat=SimpleNamespace(messages=Untouchable()))),
         ("stop", Stand("text", stop=Untouchable())),
         ("stop_token_ids", Stand("text", stop_token_ids=Untouchable())),
+        ("bad_words", Stand("text", bad_words=Untouchable())),
+        ("allowed_token_ids", Stand("text", allowed_token_ids=Untouchable())),
     ],
-    ids=["token_ids", "chat", "stop", "stop_token_ids"],
+    ids=["token_ids", "chat", "stop", "stop_token_ids", "bad_words", "allowed_token_ids"],
 )
 def test_too_many_elements_are_refused_by_their_number(field, message):
     with pytest.raises(InvalidRequest) as caught:
         check(codec.to_request(message), Limits(), READY)
 
     assert caught.value.field == field
+
+
+CONSTRAINTS = {
+    "logit_bias": [{300: 1}, {2**32 - 1: 1}, {5: math.nan}, {5: math.inf}, {5: 100.5}],
+    "allowed_token_ids": [[300], [5, 2**32 - 1]],
+    "bad_words": [[""], ["a", ""], ["x" * 257]],
+    "min_tokens": [-1, 6],
+}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [(field, value) for field in CONSTRAINTS for value in CONSTRAINTS[field]]
+)
+def test_a_wrong_constraint_is_refused_by_its_name(field, value):
+    message = pb.GenerationInput(text="hi", max_tokens=5, **{field: value})
+    with pytest.raises(InvalidRequest) as caught:
+        check(codec.to_request(message), Limits(), READY)
+
+    assert caught.value.field == field
+    assert field in caught.value.message
 
 
 PENALTIES = {

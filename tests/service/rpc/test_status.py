@@ -76,7 +76,9 @@ def test_every_input_field_is_read():
     """A field added to the proto must be mapped, or it would be accepted and do nothing."""
     for field in pb.GenerationInput.DESCRIPTOR.fields:
         message = pb.GenerationInput()
-        if field.message_type:
+        if field.message_type and field.message_type.GetOptions().map_entry:
+            getattr(message, field.name)[1] = 1
+        elif field.message_type:
             getattr(message, field.name).SetInParent()
         elif field.is_repeated:
             getattr(message, field.name).append("x" if field.type == field.TYPE_STRING else 1)

@@ -1,0 +1,68 @@
+"""Each field of a request shows in what the real model says, alike over HTTP and gRPC."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+
+from cadenza.v1 import generation_pb2 as pb
+from cadenza.v1.generation_pb2_grpc import GenerationServiceStub
+from tests.e2e.conftest import Served
+
+PROMPT = "The capital of France is"
+
+Ask = Callable[..., str]
+
+
+@pytest.fixture(params=["http", "grpc"])
+def ask(server: Served, request: pytest.FixtureRequest) -> Iterator[Ask]:
+    """The text that a prompt is continued with, of at most 8 tokens, greedy."""
+    usual = {"temperature": 0, "max_tokens": 8}
+    if request.param == "http":
+        yield lambda **fields: ask_http(server, {"prompt": PROMPT, **usual, **fields})
+        return
+    with grpc.insecure_channel(server.grpc) as channel:
+        stub = GenerationServiceStub(channel)
+        yield lambda **fields: ask_grpc(stub, {"text": PROMPT, **usual, **fields})
+
+
+def ask_http(server: Served, body: dict[str, Any]) -> str:
+    answer = httpx.post(f"{server.http}/v1/completions", json=body).json()
+    assert "choices" in answer, answer
+    return str(answer["choices"][0]["text"])
+
+
+def ask_grpc(stub: Any, fields: dict[str, Any]) -> str:
+    if "logit_bias" in fields:
+        fields["logit_bias"] = {int(key): bias for key, bias in fields["logit_bias"].items()}
+    call = stub.Generate(pb.GenerateRequest(input=pb.GenerationInput(**fields)))
+    return "".join(event.tokens.text for response in call for event in response.events)
+
+
+def test_the_model_says_paris_unless_it_may_not(ask: Ask):
+    assert "Paris" in ask()
+    assert "Paris" not in ask(bad_words=["Paris"])
+
+
+def test_what_is_allowed_is_all_that_comes(ask: Ask):
+    assert ask(allowed_token_ids=[504], max_tokens=3) == 3 * ask(
+        logit_bias={"504": 100}, max_tokens=1
+    )
+
+
+def test_a_strong_bias_decides(ask: Ask):
+    favoured = ask(logit_bias={"700": 100}, max_tokens=4)
+    assert favoured == 4 * ask(allowed_token_ids=[700], max_tokens=1)
+    assert ask(logit_bias={"700": -100}) == ask()
+
+
+@pytest.mark.parametrize("min_tokens", [0, 1, 4])
+def test_the_end_comes_no_sooner_than_the_minimum(ask: Ask, min_tokens: int):
+    """The stop token is the model's favourite all along."""
+    said = ask(logit_bias={"700": 100}, stop_token_ids=[700], min_tokens=min_tokens)
+    plain = ask(bad_words=[ask(allowed_token_ids=[700], max_tokens=1)], max_tokens=min_tokens or 1)
+    assert said == (plain if min_tokens else "")
