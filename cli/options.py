@@ -49,6 +49,13 @@ def is_usable_key(key: str) -> bool:
     return bool(key) and all("!" <= character <= "~" for character in key)
 
 
+def _tenants(_type: object, names: tuple[str, ...]) -> None:
+    if len(names) > _MAX_TENANTS:
+        raise ValueError(f"Must be at most {_MAX_TENANTS} tenants.")
+    if any(not name or len(name) > 128 or not is_usable_key(name) for name in names):
+        raise ValueError("Must be 1 to 128 printable ASCII characters without spaces.")
+
+
 def _power_of_two(_type: object, value: int) -> None:
     if not 1 <= value <= _MAX_BLOCK_SIZE or value & (value - 1):
         raise ValueError(f"Must be a power of two from 1 to {_MAX_BLOCK_SIZE}.")
@@ -56,6 +63,7 @@ def _power_of_two(_type: object, value: int) -> None:
 
 _INT64 = (1 << 63) - 1  # no message to the engine holds more
 _MAX_BLOCK_SIZE = 1 << 16
+_MAX_TENANTS = 64  # whose series are all scraped
 
 Port = Parameter(validator=Within(0, 65535))
 Positive = Parameter(validator=Within(1, _INT64))
@@ -135,6 +143,12 @@ class ServeOptions:
 
     shutdown_timeout: Annotated[float, Service, Seconds] = 30.0
     """Seconds that requests in flight get to end after the first SIGTERM or Ctrl-C."""
+
+    metrics_compat: Annotated[Literal["vllm", "none"], Service] = "vllm"
+    """Whose names metrics have beside our own: vllm's, or nobody's."""
+
+    metrics_tenant: Annotated[tuple[str, ...], Service, Parameter(validator=_tenants)] = ()
+    """Tenant that metrics count for itself, others together; may be given several times."""
 
     log_level: Annotated[Literal["debug", "info", "warning", "error"], Service] = "warning"
     """Least severe log records that are written, to standard error."""

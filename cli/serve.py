@@ -111,6 +111,8 @@ def _front_config(located: Located, options: ServeOptions, policies: PolicyOptio
         preset=configured.preset,
         may_set_watermark=options.watermark is None,
         admin_key=admin_key(options.admin_api_key),
+        metrics_tenants=options.metrics_tenant,
+        metrics_as_vllm=options.metrics_compat == "vllm",
         shutdown_timeout_s=options.shutdown_timeout,
         engine=EngineConfig(
             model=str(located.path),

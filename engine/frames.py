@@ -21,7 +21,7 @@ from cadenza.scheduler.plan import Logprobs, StepOutcome
 from cadenza.scheduler.report import Statistics, StepReport
 from cadenza.scheduler.states import FinishReason
 from cadenza.wire import messages
-from cadenza.wire.messages import Counters, Decision, RowLogprobs, Step
+from cadenza.wire.messages import Counters, Decision, HookUse, RowLogprobs, Step
 
 _COMMON = ("step_id", "time_s", "request")  # fields of every record, with places of their own
 
@@ -32,11 +32,12 @@ def step_frame(
     statistics: Statistics,
     received: int,
     policy_news: Sequence[FaultCount] = (),
+    hook_uses: Sequence[HookUse] = (),
 ) -> Step:
     """The frame for `report`, with the log-probabilities of the outcome that it reaped.
 
     `received` is how many messages were handled before the step, `policy_news` what
-    `PolicyRunner.take_news` has to tell.
+    `PolicyRunner.take_news` has to tell, `hook_uses` what `EnginePolicies.take_uses` has.
     """
     return Step(
         step_id=statistics.steps,
@@ -50,6 +51,7 @@ def step_frame(
         decisions=tuple(map(_decision, report.decisions)) if report.decisions else (),
         counters=Counters(received, *statistics),  # in the same order
         policy_faults=tuple(messages.FaultCount(*count) for count in policy_news),
+        hook_uses=tuple(hook_uses),
     )
 
 

@@ -162,7 +162,8 @@ class EngineLoop:
             self._submits.pop(int(request), None)
         statistics = self._scheduler.statistics()
         news = self._policies.take_news()
-        self._channel.send(step_frame(report, executed, statistics, self._received, news))
+        uses = self._policies.take_uses(rests=statistics.at_rest)
+        self._channel.send(step_frame(report, executed, statistics, self._received, news, uses))
         self._outcome = None if plan is None else self._runner.execute(plan)
 
 

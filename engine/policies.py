@@ -7,6 +7,7 @@ replace the reference. There is one change at a time; one that is not ready in t
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from cadenza.policies.shadow import SHADOW_BUDGET_S, Shadow, ShadowedDecisions
 from cadenza.scheduler.scheduler import Scheduler
 from cadenza.wire.messages import (
     DescribePolicies,
+    HookUse,
     PoliciesAnswer,
     PoliciesState,
     PolicyConfig,
@@ -38,6 +40,7 @@ from cadenza.wire.messages import (
 from cadenza.wire.policies import Comparison, HookFaults, ProfileState, ShadowState
 
 LIMIT_S = 20.0  # for imports and constructors; some libraries take seconds to import
+_USES_EVERY_S = 1.0  # while there is work
 
 BUSY = "Another change of policies is under way; try again when it has ended."
 
@@ -90,6 +93,8 @@ class EnginePolicies:
         self._limit_s = limit_s
         self._live = self._library.profile(config.chosen, config.options)
         self._runner = PolicyRunner(self._live, timer=timer, guard=guard, blame=blame)
+        self._told_uses_s = -math.inf
+        self._told_calls = 0
         self._shadow: Shadow | None = None
         self._change: _Change | None = None
         self.decisions = Decisions(self._live, self._runner, newcomers=())
@@ -102,6 +107,25 @@ class EnginePolicies:
     def take_news(self) -> Sequence[FaultCount]:
         """As `PolicyRunner.take_news`, of the policies that decide."""
         return self._runner.take_news()
+
+    def take_uses(self, *, rests: bool) -> Sequence[HookUse]:
+        """How often each hook was asked, of the policies that decide.
+
+        Nothing if that is as it was told before, or was told less than a second ago and the engine
+        does not rest.
+        """
+        now_s = self._timer()
+        if not rests and now_s - self._told_uses_s < _USES_EVERY_S:
+            return ()
+        tallies = self._runner.tallies
+        calls = sum(tally.calls for tally in tallies.values())
+        if calls == self._told_calls:
+            return ()
+        self._told_uses_s, self._told_calls = now_s, calls
+        return [
+            HookUse(policy, hook, tally.calls, tally.spent_s)
+            for (policy, hook), tally in tallies.items()
+        ]
 
     def handle(
         self, message: Request, scheduler: Scheduler

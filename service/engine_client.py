@@ -23,6 +23,7 @@ from cadenza.wire.messages import (
     Failed,
     FaultCount,
     Finish,
+    HookUse,
     PoliciesAnswer,
     PoliciesState,
     Progress,
@@ -78,6 +79,7 @@ class EngineClient(asyncio.Protocol):
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
         self.counters = Counters()
+        self.hook_uses: Sequence[HookUse] = ()  # as the engine told last, at most a second ago
         self.policy_faults: Sequence[FaultCount] = ()  # of hooks that ever failed
         self.failure: str | None = None  # why the engine is dead, for operators
         self._reader: FrameReader[ToFront] = FrameReader(ToFront)
@@ -94,6 +96,7 @@ class EngineClient(asyncio.Protocol):
         self._at_rest = True  # the engine has handled them all, and need not say anything
         self._on_progress: list[Callable[[Progress], None]] = []
         self._on_decisions: list[Callable[[Sequence[Decision]], None]] = []
+        self._on_counters: list[Callable[[Counters], None]] = []
 
     @classmethod
     async def connect(cls, end: socket.socket) -> EngineClient:
@@ -144,6 +147,10 @@ class EngineClient(asyncio.Protocol):
         A callback that raises is logged; the rows do not notice.
         """
         self._on_decisions.append(callback)
+
+    def watch_counters(self, callback: Callable[[Counters], None]) -> None:
+        """Call back on the loop with the counters of every step. It must not raise."""
+        self._on_counters.append(callback)
 
     async def ready(self) -> Ready:
         """Wait until the engine serves.
@@ -308,6 +315,10 @@ class EngineClient(asyncio.Protocol):
     def _on_step(self, step: Step) -> None:
         news = _read(step)
         self.counters = step.counters
+        for callback in self._on_counters:
+            callback(step.counters)
+        if step.hook_uses:
+            self.hook_uses = step.hook_uses
         if step.policy_faults:
             self.policy_faults = step.policy_faults
         # A frame may have left before the engine read what we sent last

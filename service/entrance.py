@@ -50,7 +50,7 @@ class Entrance:
         num_choices = sum([request.num_choices for request in requests])
         lacking = queue.num_taken + num_choices - queue.size
         if lacking > 0 and not decisions.may_shed:
-            raise self._refused(QUEUE_FULL, queue.overloaded())
+            raise self._refused(QUEUE_FULL, queue.overloaded(), requests)
         entry = self._entry(requests)
         leaving: Sequence[Entry] = ()
         try:
@@ -60,7 +60,7 @@ class Entrance:
             for tenant in entry.tenants:
                 queue.tenants.leave(tenant)
             raise
-        errors = [self._refused(SHED, queue.overloaded()) for _ in leaving]
+        errors = [self._refused(SHED, queue.overloaded(), each.requests) for each in leaving]
         for each, error in zip(leaving, errors, strict=True):
             each.refuse(error)
         queue.enter(entry)
@@ -103,13 +103,13 @@ class Entrance:
             waiting = self.queue.waiting
             leaving = _just_enough(waiting, self._scores(waiting, entry, service, limits), lacking)
             if not leaving:
-                raise self._refused(QUEUE_FULL, self.queue.overloaded())
+                raise self._refused(QUEUE_FULL, self.queue.overloaded(), entry.requests)
         if self._policies.decisions.may_refuse:
             arrivals = entry.arrivals(self.queue, limits.max_model_len)
             columns = ArrivalColumns(table_of([arrival.packed() for arrival in arrivals]))
             refused = self._policies.decisions.gate_arrivals(columns, service)
             if refused is not None:
-                raise self._refused(refused.gate, _error(refused.refusal))
+                raise self._refused(refused.gate, _error(refused.refusal), entry.requests)
         return leaving
 
     def _scores(
@@ -136,9 +136,13 @@ class Entrance:
             block_size=limits.block_size,
         )
 
-    def _refused(self, reason: str, error: RequestError) -> RequestError:
+    def _refused(
+        self, reason: str, error: RequestError, requests: Sequence[CheckedRequest] = ()
+    ) -> RequestError:
         refused = self._metrics.refused
         refused[reason] = refused.get(reason, 0) + 1
+        for tenant in {request.tenant for request in requests}:
+            self._metrics.of_tenant(tenant).refused += 1
         return error
 
 

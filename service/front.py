@@ -25,6 +25,7 @@ from cadenza.service.http.app import build_app
 from cadenza.service.http.server import HttpServer
 from cadenza.service.limits import Limits
 from cadenza.service.listening import is_loopback, listen
+from cadenza.service.metrics import Metrics
 from cadenza.service.policy_control import PolicyControl
 from cadenza.service.rpc.server import GrpcServer
 from cadenza.service.tokenizer import Tokenizer
@@ -59,6 +60,8 @@ class FrontConfig:
     preset: str | None = None  # which it began with
     may_set_watermark: bool = True  # whether presets may
     admin_key: str | None = None
+    metrics_tenants: Sequence[str] = ()  # that get series of their own
+    metrics_as_vllm: bool = True  # whether metrics go by vLLM's names as well
     shutdown_timeout_s: float = 30.0  # for requests in flight after the first signal
 
 
@@ -111,6 +114,7 @@ class Front:
             self._tokenizer,
             model_names=config.model_names,
             limits=config.limits,
+            metrics=Metrics(config.metrics_tenants),
             policies=FrontPolicies(config.profile, guard=guard, timer=time.monotonic),
         )
         control = PolicyControl(
@@ -123,7 +127,8 @@ class Front:
         )
         access = AdminAccess(config.admin_key, is_local=is_loopback(config.host))
         admin = Admin(control, access)
-        http = HttpServer(build_app(generator, admin), sockets, graceful_s=_FLUSH_S)
+        app = build_app(generator, admin, metrics_as_vllm=config.metrics_as_vllm)
+        http = HttpServer(app, sockets, graceful_s=_FLUSH_S)
         grpc = GrpcServer(generator, admin, host=config.host, port=config.grpc_port)
         try:
             grpc_port = await grpc.start()

@@ -6,12 +6,13 @@ too long. Nobody supervises this process: one long call of C code holds it until
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from cadenza.policies.front_decisions import FrontDecisions
 from cadenza.policies.hook_guard import HookGuard
 from cadenza.policies.profile import Profile
 from cadenza.policies.runner import FaultCount, PolicyRunner
+from cadenza.wire.messages import HookUse
 
 
 class FrontPolicies:
@@ -73,6 +74,14 @@ class FrontPolicies:
             for (policy, hook), tally in self._runner.tallies.items()
             if tally.faults
         )
+
+    @property
+    def uses(self) -> Sequence[HookUse]:
+        """How often each hook was asked since the front started, also under former profiles."""
+        return [
+            HookUse(policy, hook, tally.calls, tally.spent_s)
+            for (policy, hook), tally in self._runner.tallies.items()
+        ]
 
     @property
     def last_errors(self) -> Mapping[tuple[str, str], str]:

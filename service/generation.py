@@ -197,10 +197,12 @@ class Generation:
         if not self._admitted:
             self._admitted = True
             self.cached_tokens = cached_tokens
+            self._timer.seated(cached_tokens)
             self._notices.append(Admitted(cached_tokens=cached_tokens))
             self._wake()
 
     def choice_preempted(self, choice: Choice) -> None:
+        self._timer.preempted()
         self._notices.append(Preempted(choice=choice.index))
         self._wake()
 

@@ -74,6 +74,8 @@ class Generator:
         self._draining = False
         self._timelines = Timelines()
         engine.watch_decisions(self._timelines.add)
+        engine.watch_decisions(self.metrics.count_decisions)
+        engine.watch_counters(self.metrics.count_step)
         self._encoders = ThreadPoolExecutor(_ENCODER_THREADS, thread_name_prefix="encode")
 
     @property
@@ -303,7 +305,8 @@ class Generator:
                 undo.callback(generation.cancel)
                 launched.append(generation)
             undo.pop_all()
-        self.metrics.prompt_tokens += sum(len(job.prompt) for job in jobs)
+        for job in jobs:
+            job.timer.accepted()
         return launched
 
     def _launch(self, name: str, job: _Job, max_rows: int) -> Generation:
@@ -316,6 +319,12 @@ class Generator:
             timer=job.timer,
             places=job.places,
             on_closed=self._close,
+        )
+        job.timer.launched(
+            tenant=job.checked.tenant,
+            prompt_tokens=len(job.prompt),
+            n=job.checked.num_choices,
+            max_tokens=job.max_tokens,
         )
         submits = self._submits(job, max_rows)
         checked = job.checked

@@ -270,6 +270,15 @@ class FaultCount(msgspec.Struct, frozen=True, array_like=True):
     quarantined: bool  # the policy, with all its hooks
 
 
+class HookUse(msgspec.Struct, frozen=True, array_like=True):
+    """How often one hook of one policy was asked since the engine started."""
+
+    policy: str
+    hook: str
+    calls: int
+    spent_s: float  # by all of them
+
+
 class Step(msgspec.Struct, frozen=True, array_like=True, tag="step", kw_only=True):
     """All that one step brought, for all rows at once. Parallel arrays, one element a row.
 
@@ -287,6 +296,7 @@ class Step(msgspec.Struct, frozen=True, array_like=True, tag="step", kw_only=Tru
     decisions: tuple[Decision, ...] = ()  # since the last step, oldest first
     counters: Counters = Counters()
     policy_faults: tuple[FaultCount, ...] = ()  # all of them, in steps where one changed
+    hook_uses: tuple[HookUse, ...] = ()  # all of them, once a second and before a rest
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):

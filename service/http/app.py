@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import Iterator
 
 import structlog
@@ -22,10 +23,12 @@ from cadenza.service.http.completions import Completions
 from cadenza.service.http.connection import Connection, connection_of
 from cadenza.service.http.endpoint import Endpoint
 from cadenza.service.http.errors import ClientGone, error_response, plain_error
+from cadenza.service.http.metrics import Exporter
 from cadenza.service.http.pages import pages
 from cadenza.service.http.policies import policy_routes
 from cadenza.service.http.requests import request_routes
 from cadenza.service.http.tokens import token_routes
+from cadenza.service.http.traffic import Traffic
 
 logger = structlog.get_logger(__name__)
 
@@ -35,36 +38,44 @@ _MAX_WRITE_BYTES = 64 << 10
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
-def build_app(generator: Generator, admin: Admin | None = None) -> ASGIApp:
+def build_app(
+    generator: Generator, admin: Admin | None = None, *, metrics_as_vllm: bool = True
+) -> ASGIApp:
     """The application for one generator, with the routes of its administrator if there is one.
 
-    It needs no lifespan.
+    It needs no lifespan. `metrics_as_vllm`: whether metrics go by vLLM's names as well as ours.
     """
+    traffic = Traffic()
     routes = [
         Route("/v1/chat/completions", Endpoint(generator, Chat()), methods=["POST"]),
         Route("/v1/completions", Endpoint(generator, Completions()), methods=["POST"]),
         *token_routes(generator),
         *request_routes(generator, admin),
-        *pages(generator),
+        *pages(generator, Exporter(generator, traffic, as_vllm=metrics_as_vllm)),
     ]
     if admin is not None:
         routes += [*cache_routes(generator, admin), *policy_routes(admin)]
-    return Boundary(Router(routes, redirect_slashes=False))
+    return Boundary(Router(routes, redirect_slashes=False), traffic)
 
 
 class Boundary:
     """Answers for whatever the application raises, and echoes a well-formed x-request-id."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, traffic: Traffic) -> None:
         self._app = app
+        self._traffic = traffic
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             raise RuntimeError(f"only HTTP is served, not {scope['type']}")
         scope["app"] = self  # makes the router raise 404 and 405 rather than answer in plain text
         reply = Reply(send, connection_of(scope), _request_id(scope))
-        with structlog.contextvars.bound_contextvars(request_id=reply.request_id):
-            await self._guarded(scope, receive, reply)
+        began_s = time.monotonic()
+        try:
+            with structlog.contextvars.bound_contextvars(request_id=reply.request_id):
+                await self._guarded(scope, receive, reply)
+        finally:
+            self._traffic.count(scope, reply.status, time.monotonic() - began_s)
 
     async def _guarded(self, scope: Scope, receive: Receive, reply: Reply) -> None:
         try:
@@ -78,7 +89,7 @@ class Boundary:
         except ClientGone:
             raise
         except Exception as error:
-            if reply.started:
+            if reply.status is not None:
                 logger.exception("response_cut", path=scope["path"])
                 connection_of(scope).abort_later()
                 return  # uvicorn closes the connection: the body was not completed
@@ -89,7 +100,7 @@ class Reply:
     """The way back to the client, which knows whether it was taken."""
 
     def __init__(self, send: Send, connection: Connection, request_id: str | None) -> None:
-        self.started = False
+        self.status: int | None = None  # None: not begun
         self.request_id = request_id
         self._send = send
         self._connection = connection
@@ -101,7 +112,7 @@ class Reply:
             ClientGone: the client has not read for `send_s`; the connection has been aborted.
         """
         if message["type"] == "http.response.start":
-            self.started = True
+            self.status = message["status"]
             if self.request_id is not None:
                 headers = MutableHeaders(raw=list(message.get("headers", ())))
                 headers["x-request-id"] = self.request_id

@@ -17,9 +17,9 @@ from cadenza.service.http.metrics import Exporter
 _STUCK_S = 60.0
 
 
-def pages(generator: Generator) -> list[Route]:
+def pages(generator: Generator, exporter: Exporter) -> list[Route]:
     """The routes. What fails is raised, as `RequestError`."""
-    look = _Pages(generator)
+    look = _Pages(generator, exporter)
     return [
         Route("/v1/models", look.models),
         Route("/v1/models/{model:path}", look.model),
@@ -33,9 +33,9 @@ def pages(generator: Generator) -> list[Route]:
 
 
 class _Pages:
-    def __init__(self, generator: Generator) -> None:
+    def __init__(self, generator: Generator, exporter: Exporter) -> None:
         self._generator = generator
-        self._exporter = Exporter(generator)
+        self._exporter = exporter
         self._version = version("cadenza")  # now, because looking it up reads files
 
     async def models(self, request: Request) -> Response:

@@ -87,6 +87,9 @@ FRONT_FLAGS: list[tuple[list[str], str, Any]] = [
     (["--grpc-port", "0"], "grpc_port", 0),
     (["--served-model-name", "a", "--served-model-name", "b"], "model_names", ("a", "b")),
     (["--shutdown-timeout", "1.5"], "shutdown_timeout_s", 1.5),
+    (["--metrics-compat", "none"], "metrics_as_vllm", False),
+    (["--metrics-compat", "vllm"], "metrics_as_vllm", True),
+    (["--metrics-tenant", "a", "--metrics-tenant", "b"], "metrics_tenants", ("a", "b")),
 ]
 
 ENGINE_FLAGS: list[tuple[list[str], str, Any]] = [
@@ -204,6 +207,9 @@ WRONG_USES: list[tuple[list[str], str]] = [
     (["serve", "no-such-folder"], "no-such-folder"),
     (["bogus"], "bogus"),
     (["serve", "demo", "--served-model-name", ""], "--served-model-name"),
+    (["serve", "demo", "--metrics-tenant", "a b"], "without spaces"),
+    (["serve", "demo", "--metrics-tenant", "x" * 129], "1 to 128"),
+    (["serve", "demo", *("--metrics-tenant=a",) * 65], "at most 64"),
 ]
 
 

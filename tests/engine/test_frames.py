@@ -13,7 +13,7 @@ from cadenza.scheduler.states import FinishReason
 from cadenza.wire import messages
 from cadenza.wire.arrays import view_floats, view_ids, view_requests
 from cadenza.wire.codec import FrameReader, encode
-from cadenza.wire.messages import Counters, Decision, ToFront
+from cadenza.wire.messages import Counters, Decision, HookUse, ToFront
 
 STATISTICS = Statistics(
     **{
@@ -135,3 +135,8 @@ def test_every_kind_of_decision_reaches_the_front_in_order():
     (received,) = FrameReader(ToFront).feed(encode(frame))
     assert received.decisions == expected
     assert {type(record) for record, _, _ in RECORDS} == set(get_args(decisions.Decision))
+
+
+def test_how_often_hooks_were_asked_is_passed_on():
+    uses = [HookUse("fcfs", "order_admissions", 5, 0.5)]
+    assert step_frame(REPORT, None, STATISTICS, 0, (), uses).hook_uses == tuple(uses)

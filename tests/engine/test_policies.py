@@ -434,6 +434,26 @@ def test_faults_of_a_shadow_are_its_own():
     assert released.profile.quarantined == ()
 
 
+def test_uses_are_told_once_a_second_and_before_a_rest():
+    now_s = 10.0
+    changing = Changing(timer=lambda: now_s)
+
+    assert changing.policies.take_uses(rests=True) == (), "nobody has been asked"
+    changing.driver.step()
+    first = {(use.policy, use.hook): use for use in changing.policies.take_uses(rests=False)}
+    assert first["fcfs", "order_admissions"].calls == 1
+    for _ in range(8):
+        changing.driver.step()
+    assert changing.policies.take_uses(rests=False) == (), "so soon"
+    assert changing.policies.take_uses(rests=True), "nothing may follow for long"
+    changing.finish()
+    now_s += 1.0
+    last = {(use.policy, use.hook): use for use in changing.policies.take_uses(rests=False)}
+    assert last["fcfs", "order_admissions"].calls > 1
+    now_s += 1.0
+    assert changing.policies.take_uses(rests=True) == (), "nothing new"
+
+
 def test_a_shadow_outlives_other_live_policies_and_compares_anew():
     changing = Changing()
     changing.ask(UseShadow(1, choice(order_admissions="reversed")))

@@ -19,6 +19,7 @@ from cadenza.policies.profile import Profile
 from cadenza.service.engine_client import EngineClient
 from cadenza.service.generator import Generator
 from cadenza.service.limits import Limits
+from cadenza.service.metrics import Metrics
 from cadenza.service.policy_control import PolicyControl
 from cadenza.service.tokenizer import Tokenizer
 from cadenza.wire.messages import PolicyConfig
@@ -73,6 +74,7 @@ def open_front() -> OpenFront:
         guard: HookGuard | None = None,
         limit_s: float = 20.0,
         patience_s: float = 45.0,
+        metrics: Metrics | None = None,
     ) -> AsyncIterator[Front]:
         tokenizer = make_tokenizer()
         eos = tokenizer.backend.token_to_id("<|end|>")
@@ -88,6 +90,7 @@ def open_front() -> OpenFront:
             tokenizer,
             model_names=["tiny", "alias"],
             limits=limits,
+            metrics=metrics,
             policies=front_policies(profile, guard),
         )
         found = {

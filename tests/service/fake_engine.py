@@ -23,6 +23,7 @@ from cadenza.wire.messages import (
     FaultCount,
     Finish,
     Finished,
+    HookUse,
     PoliciesAnswer,
     PoliciesState,
     PolicyConfig,
@@ -91,6 +92,7 @@ class FakeEngine(asyncio.Protocol):
         self.cached_tokens = 3
         self.told_counters: dict[str, int] = {}  # in place of its own
         self.told_policy_faults: tuple[FaultCount, ...] = ()
+        self.told_hook_uses: tuple[HookUse, ...] = ()
         self.decisions: list[Decision] = []  # to be told by the next step
         self.policies = PolicyConfig()
         self.shadow: PolicyConfig | None = None
@@ -190,6 +192,7 @@ class FakeEngine(asyncio.Protocol):
                 decisions=self._drain_decisions(),
                 counters=self.counters(),
                 policy_faults=self.told_policy_faults,
+                hook_uses=self.told_hook_uses,
             )
         )
         self.preempted = []

@@ -87,6 +87,7 @@ def serve(open_front) -> OpenServed:
         connections: ConnectionLimits | None = None,
         admin_key: str | None = None,
         is_local: bool = True,
+        metrics_as_vllm: bool = True,
         **options: Any,
     ) -> AsyncIterator[Served]:
         async with open_front(**options) as front:
@@ -94,7 +95,7 @@ def serve(open_front) -> OpenServed:
             # connections inherit it: little is sent that a client does not read
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 << 10)
             admin = Admin(front.control, AdminAccess(admin_key, is_local=is_local))
-            app = build_app(front.generator, admin)
+            app = build_app(front.generator, admin, metrics_as_vllm=metrics_as_vllm)
             server = HttpServer(app, [listener], graceful_s=1, limits=connections)
             serving = asyncio.create_task(server.serve())
             port = listener.getsockname()[1]
