@@ -23,6 +23,7 @@ from cadenza.policies.profile import Profile
 from cadenza.policies.runner import STRIKES
 from cadenza.service.errors import Overloaded, QuotaExceeded
 from cadenza.service.http.metrics import Exporter
+from cadenza.service.http.traffic import Traffic
 from cadenza.service.request import GenerationRequest
 from cadenza.wire.messages import FaultCount
 
@@ -276,7 +277,7 @@ def test_faults_and_quarantines_of_both_processes_are_in_one_family(run, open_fr
             front.engine.told_counters = {"policy_faults": 3}
             for _ in range(STRIKES):
                 await text_of(front, "hello")
-            text = Exporter(front.generator).render().decode()
+            text = Exporter(front.generator, Traffic()).render().decode()
 
             labels = 'model_name="tiny",policy="hostile"'
             name = "cadenza:policy_faults_by_hook_total"
