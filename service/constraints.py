@@ -16,7 +16,7 @@ from cadenza.service.request import GenerationRequest
 from cadenza.wire.arrays import pack_ids, view_ids
 from cadenza.wire.messages import Sampling
 
-_MAX_BIAS = 100.0
+MAX_BIAS = 100.0
 _INT32 = 2**31 - 1
 
 
@@ -109,7 +109,7 @@ def _logit_bias(value: Any, max_items: int, vocab_size: int) -> dict[int, float]
     if len(value) > max_items:
         raise InvalidRequest(f"logit_bias must have at most {max_items} entries.", "logit_bias")
     return {
-        _bias_id(key, vocab_size): fields.number(bias, "logit_bias", -_MAX_BIAS, _MAX_BIAS)
+        _bias_id(key, vocab_size): fields.number(bias, "logit_bias", -MAX_BIAS, MAX_BIAS)
         for key, bias in value.items()
     }
 

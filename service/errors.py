@@ -116,7 +116,7 @@ class Status:
     grpc: str  # name of a grpc.StatusCode
 
 
-_STATUS: dict[type[RequestError], Status] = {
+STATUSES: dict[type[RequestError], Status] = {
     InvalidRequest: Status(400, "invalid_request_error", "invalid_value", "INVALID_ARGUMENT"),
     UnknownModel: Status(404, "invalid_request_error", "model_not_found", "NOT_FOUND"),
     UnknownPolicy: Status(404, "invalid_request_error", "policy_not_found", "NOT_FOUND"),
@@ -134,4 +134,4 @@ _STATUS: dict[type[RequestError], Status] = {
 
 def status_of(error: RequestError) -> Status:
     """The status of an error's nearest listed class."""
-    return next(_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS)
+    return next(STATUSES[kind] for kind in type(error).__mro__ if kind in STATUSES)

@@ -9,15 +9,15 @@ from cadenza.service import fields
 from cadenza.service.errors import InvalidRequest
 
 # OpenAI renamed "system" for newer models; templates know the old name
-_ROLES = {
+ROLES = {
     "system": "system",
     "developer": "system",
     "user": "user",
     "assistant": "assistant",
     "tool": "tool",
 }
-_MAX_PARTS = 1024
-_MAX_NAME_CHARS = 64
+MAX_PARTS = 1024
+MAX_NAME_CHARS = 64
 
 
 def check_messages(value: Any, max_messages: int) -> list[dict[str, Any]]:
@@ -38,15 +38,15 @@ def _message(value: Any, field: str) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise InvalidRequest(f"{field} must be an object.", field)
     role = value.get("role")
-    if not isinstance(role, str) or role not in _ROLES:
-        known = ", ".join(_ROLES)
+    if not isinstance(role, str) or role not in ROLES:
+        known = ", ".join(ROLES)
         raise InvalidRequest(f"{field}.role must be one of {known}.", f"{field}.role")
     if value.get("tool_calls") or value.get("function_call"):
         raise InvalidRequest("Tool calls are not supported.", f"{field}.tool_calls")
-    message = {"role": _ROLES[role], "content": _content(value.get("content"), role, field)}
+    message = {"role": ROLES[role], "content": _content(value.get("content"), role, field)}
     if value.get("name") is not None:
         name_field = f"{field}.name"
-        message["name"] = fields.string(value["name"], name_field, max_chars=_MAX_NAME_CHARS)
+        message["name"] = fields.string(value["name"], name_field, max_chars=MAX_NAME_CHARS)
     return message
 
 
@@ -59,7 +59,7 @@ def _content(value: Any, role: str, field: str) -> str:
     if isinstance(value, str):
         return fields.string(value, field)
     if isinstance(value, Sequence) and not isinstance(value, bytes):
-        parts = fields.items(value, field, _MAX_PARTS)
+        parts = fields.items(value, field, MAX_PARTS)
         return "\n".join(_part(part, f"{field}[{i}]") for i, part in enumerate(parts))
     raise InvalidRequest(f"{field} must be a string or a list of text parts.", field)
 

@@ -15,14 +15,14 @@ from cadenza.service.messages import check_messages
 from cadenza.service.request import GenerationRequest
 from cadenza.wire.messages import Ready, Sampling
 
-_INT32 = 2**31 - 1
-_INT64 = 2**63 - 1
-_MAX_TEMPERATURE = 100.0
+INT32 = 2**31 - 1
+INT64 = 2**63 - 1
+MAX_TEMPERATURE = 100.0
 # Below this the softmax is one-hot in float32, or overflows: it is greedy by another name
 _GREEDY_BELOW = 1e-5
 # vLLM takes whatever is above 0, but logits must stay finite when they are divided by it
-_MIN_REPETITION_PENALTY = 0.01
-_MAX_REPETITION_PENALTY = 100.0
+MIN_REPETITION_PENALTY = 0.01
+MAX_REPETITION_PENALTY = 100.0
 MAX_TARGET_S = 86_400.0
 
 
@@ -74,7 +74,7 @@ def check(request: GenerationRequest, limits: Limits, engine: Ready) -> CheckedR
     Raises:
         InvalidRequest: names the first field that is wrong.
     """
-    max_tokens = _optional_integer(request.max_tokens, "max_tokens", 1, _INT32)
+    max_tokens = _optional_integer(request.max_tokens, "max_tokens", 1, INT32)
     min_tokens = check_min_tokens(request.min_tokens, max_tokens)
     stop_token_ids = _stop_token_ids(request.stop_token_ids, limits, engine.vocab_size)
     ignore_eos = request.ignore_eos is not None and fields.flag(request.ignore_eos, "ignore_eos")
@@ -90,7 +90,7 @@ def check(request: GenerationRequest, limits: Limits, engine: Ready) -> CheckedR
         min_tokens=min_tokens,
         stop_token_ids=stop_token_ids,
         ignore_eos=ignore_eos,
-        priority=_default(_optional_integer(request.priority, "priority", -_INT32 - 1, _INT32), 0),
+        priority=_default(_optional_integer(request.priority, "priority", -INT32 - 1, INT32), 0),
         cache_salt=_name(request.cache_salt, "cache_salt", limits.max_salt_chars),
         tenant=_name(request.tenant, "tenant", limits.max_tenant_chars),
         ttft_target_s=_target(request.ttft_target_s, "ttft_target_s"),
@@ -119,11 +119,11 @@ def _add_special_tokens(request: GenerationRequest, default: bool) -> bool:
 
 
 def _token_ids(value: Any, engine: Ready) -> Sequence[int]:
-    ids = fields.items(value, "prompt", _INT32)
+    ids = fields.items(value, "prompt", INT32)
     if not ids:
         raise InvalidRequest("prompt must not be empty.", "prompt")
     refuse_overlong(len(ids), engine.max_model_len, "prompt")  # before looking at each
-    return token_ids(ids, "prompt", _INT32, engine.vocab_size)
+    return token_ids(ids, "prompt", INT32, engine.vocab_size)
 
 
 def token_ids(value: Any, field: str, max_items: int, vocab_size: int) -> Sequence[int]:
@@ -158,7 +158,7 @@ def refuse_overlong(prompt_tokens: int, max_model_len: int, field: str) -> None:
 def _sampling(
     request: GenerationRequest, limits: Limits, vocab_size: int, ending: Ending
 ) -> Sampling:
-    temperature = _number(request.temperature, "temperature", 0.0, _MAX_TEMPERATURE, 1.0)
+    temperature = _number(request.temperature, "temperature", 0.0, MAX_TEMPERATURE, 1.0)
     return Sampling(
         temperature=0.0 if temperature < _GREEDY_BELOW else temperature,
         top_k=_top_k(request.top_k),
@@ -169,8 +169,8 @@ def _sampling(
         repetition_penalty=_number(
             request.repetition_penalty,
             "repetition_penalty",
-            _MIN_REPETITION_PENALTY,
-            _MAX_REPETITION_PENALTY,
+            MIN_REPETITION_PENALTY,
+            MAX_REPETITION_PENALTY,
             1.0,
         ),
         seed=_seed(request.seed),
@@ -180,14 +180,14 @@ def _sampling(
 
 
 def _top_k(value: Any) -> int:
-    top_k = _default(_optional_integer(value, "top_k", -1, _INT32), 0)
+    top_k = _default(_optional_integer(value, "top_k", -1, INT32), 0)
     return max(top_k, 0)  # -1 is off too, as in vLLM
 
 
 def _seed(value: Any) -> int:
     if value is None:
         return secrets.randbits(64)
-    return fields.integer(value, "seed", -_INT64 - 1, _INT64) % 2**64
+    return fields.integer(value, "seed", -INT64 - 1, INT64) % 2**64
 
 
 def _stops(value: Any, limits: Limits) -> tuple[str, ...]:

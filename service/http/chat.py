@@ -11,7 +11,7 @@ from cadenza.service.events import Delta, Finished, PositionLogprobs, TokenLogpr
 from cadenza.service.http.call import Call, parse_call
 from cadenza.service.http.dialect import ChoiceState, floor
 
-_MAX_TOP_LOGPROBS = 20
+MAX_TOP_LOGPROBS = 20
 
 
 class Chat:
@@ -68,7 +68,7 @@ def _logprobs(body: Mapping[str, Any]) -> int | None:
     on = wanted is not None and fields.flag(wanted, "logprobs")
     if count is None:
         return 0 if on else None
-    count = fields.integer(count, "top_logprobs", 0, _MAX_TOP_LOGPROBS)
+    count = fields.integer(count, "top_logprobs", 0, MAX_TOP_LOGPROBS)
     if not on and count:
         raise InvalidRequest("top_logprobs needs logprobs to be true.", "top_logprobs")
     return count if on else None

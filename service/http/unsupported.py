@@ -15,7 +15,7 @@ _EMPTY: Collection[Any] = ([], {}, "")
 _OFF: Collection[Any] = (False,)
 
 # field -> values that change nothing; null never does
-_NEUTRAL: dict[str, Collection[Any]] = {
+NEUTRAL: dict[str, Collection[Any]] = {
     "length_penalty": (1,),
     "logits_processors": _EMPTY,
     "use_beam_search": _OFF,
@@ -63,9 +63,9 @@ def refuse_unsupported(body: Mapping[str, Any]) -> None:
     Raises:
         InvalidRequest: one has a value that would change the answer.
     """
-    for field in body.keys() & _NEUTRAL.keys():
+    for field in body.keys() & NEUTRAL.keys():
         value = body[field]
-        if value is not None and not _is_neutral(value, _NEUTRAL[field]):
+        if value is not None and not _is_neutral(value, NEUTRAL[field]):
             raise InvalidRequest(f"{field} is not supported with this value.", field)
     _refuse_best_of(body)
 
