@@ -42,6 +42,22 @@ class _Wired(NamedTuple):
     observers: dict[str, tuple[str, ...]]
 
 
+_OF_OBJECT = {name: getattr(object, name) for name in dir(object)}
+
+
+class _Manager(pluggy.PluginManager):
+    """Does not look for hooks among what a policy has from `object`, which is most of its names.
+
+    pluggy looks each up statically, and that is most of the time that a profile takes to build.
+    """
+
+    def parse_hookimpl_opts(self, plugin: object, name: str) -> pluggy.HookimplOpts | None:
+        """The marker's options; None for what is no hook."""
+        if getattr(type(plugin), name, plugin) is _OF_OBJECT.get(name):
+            return None
+        return super().parse_hookimpl_opts(plugin, name)
+
+
 class Profile:
     """The chosen policy of every hook, with the default behind it.
 
@@ -188,7 +204,7 @@ class Profile:
         return build_policy(policy, *self._made[policy])
 
     def _wire(self, instances: Mapping[str, object]) -> _Wired:
-        manager = pluggy.PluginManager(PROJECT)
+        manager = _Manager(PROJECT)
         manager.add_hookspecs(hookspecs)
         for policy, instance in instances.items():
             try:

@@ -56,6 +56,20 @@ def test_a_policy_with_two_hooks_is_asked_only_for_the_chosen_one():
     assert plugins("select_victims") == ["newest"]
 
 
+@pytest.mark.parametrize("name", ["order", "__call__", "__format__"])
+def test_a_hook_may_have_any_name(name: str):
+    """Those of `object` too, where the method is not `object`'s own."""
+
+    def order(self: object, waiting: RequestColumns) -> np.ndarray:
+        return np.zeros(len(waiting))
+
+    policy = type("Mine", (), {name: hookimpl(specname="order_admissions")(order)})
+    profile = Profile({"order_admissions": "mine"}, {**BUILTIN, "mine": policy})
+
+    [impl] = profile.caller("order_admissions", "mine").get_hookimpls()
+    assert impl.plugin_name == "mine"
+
+
 class Misspelt:
     @hookimpl
     def order_admissions(self, waiting: RequestColumns, step: StepView) -> None:
