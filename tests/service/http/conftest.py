@@ -8,11 +8,13 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import openai
 import pytest
+import uvicorn.server
 
 from cadenza.service.admin import Admin, AdminAccess
 from cadenza.service.http import HttpServer, build_app
@@ -77,6 +79,17 @@ def request_bytes(path: str, body: dict[str, Any]) -> bytes:
 
 
 OpenServed = Callable[..., AbstractAsyncContextManager[Served]]
+
+
+@pytest.fixture(autouse=True)
+def _stops_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """uvicorn looks every 0.1 s for a reason to stop, and twice more until it has; here oftener."""
+
+    async def sleep(seconds: float) -> None:
+        await asyncio.sleep(seconds / 50)
+
+    impatient = SimpleNamespace(**{**vars(asyncio), "sleep": sleep})
+    monkeypatch.setattr(uvicorn.server, "asyncio", impatient)
 
 
 @pytest.fixture
