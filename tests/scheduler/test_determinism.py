@@ -7,12 +7,19 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+
 from cadenza.scheduler.report import StepReport
 from tests.scheduler.random_lives import RandomLife
 
 SEEDS = range(5000, 5008)
 STEPS = 120
 ROOT = Path(__file__).parents[2]
+
+
+def in_full(array: np.ndarray) -> str:
+    """Every element, and no time for a layout."""
+    return f"{array.dtype}{array.tolist()}"
 
 
 class TracedLife(RandomLife):
@@ -24,7 +31,8 @@ class TracedLife(RandomLife):
 
     def step(self) -> StepReport:
         report = super().step()
-        self.trace.append(f"{self.name}: {report} {self.driver.plan}".replace("\n", ""))
+        with np.printoptions(override_repr=in_full):
+            self.trace.append(f"{self.name}: {report} {self.driver.plan}")
         return report
 
 
