@@ -7,10 +7,11 @@ which a steady step has none.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
-from enum import Enum
-from typing import get_args, get_type_hints
+from enum import Enum, EnumType
+from operator import attrgetter
+from typing import Any, NamedTuple, get_args, get_type_hints
 
 import numpy as np
 
@@ -62,30 +63,35 @@ def _kind(record: type[Record]) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", record.__name__).lower()
 
 
-_KINDS: dict[type[Record], str] = {record: _kind(record) for record in get_args(Record)}
-_FACTS: dict[type[Record], tuple[str, ...]] = {
-    record: tuple(field.name for field in fields(record) if field.name not in _COMMON)
-    for record in get_args(Record)
-}
-_ENUMS: dict[type[Record], tuple[str, ...]] = {
-    record: tuple(
-        name
-        for name, kind in get_type_hints(record).items()
-        if isinstance(kind, type) and issubclass(kind, Enum)
-    )
-    for record in get_args(Record)
-}
+class _Outline(NamedTuple):
+    """How the records of a class are told."""
+
+    kind: str
+    facts: tuple[str, ...]  # names of the fields that only this class has
+    values_of: Callable[[Record], tuple[Any, ...]]
+    members: tuple[str, ...]  # those of them that are members of an enum, told by name
+
+
+def _outline(record: type[Record]) -> _Outline:
+    facts = tuple(field.name for field in fields(record) if field.name not in _COMMON)
+    hints = get_type_hints(record)
+    members = (name for name in facts if isinstance(hints[name], EnumType))
+    return _Outline(_kind(record), facts, attrgetter(*facts, *_COMMON), tuple(members))
+
+
+_OUTLINES: dict[type[Record], _Outline] = {record: _outline(record) for record in get_args(Record)}
 _NAMES: dict[Enum, str] = {
     member: member.name.lower() for kind in (Cause, FinishReason) for member in kind
 }
 
 
 def _decision(record: Record) -> Decision:
-    kind = _KINDS[type(record)]
-    facts = {name: getattr(record, name) for name in _FACTS[type(record)]}
-    for name in _ENUMS[type(record)]:
+    kind, names, values_of, members = _OUTLINES[type(record)]
+    *values, step_id, time_s, request = values_of(record)
+    facts = dict(zip(names, values, strict=True))
+    for name in members:
         facts[name] = _NAMES[facts[name]]
-    return Decision(kind, record.request, record.step_id, record.time_s, facts)
+    return Decision(kind, request, step_id, time_s, facts)
 
 
 def _logprobs(report: StepReport, executed: StepOutcome | None) -> tuple[RowLogprobs, ...]:

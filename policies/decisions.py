@@ -61,6 +61,8 @@ class Decisions:
         """
         self._profile = profile
         self._runner = runner or PolicyRunner(profile)
+        # Whether only requests of the same tenant overtake each other, as the order sees it
+        self.overtakes_within_tenant = profile.overtakes_within_tenant
         self.newcomers = frozenset(profile.policies if newcomers is None else newcomers)
         self._asked = {
             hook: tuple(dict.fromkeys((chosen, DEFAULTS[hook])))
@@ -112,11 +114,6 @@ class Decisions:
         return self._ask(
             "select_victims", _SCORES, len(running), {"running": running, "step": step}
         )
-
-    @property
-    def overtakes_within_tenant(self) -> bool:
-        """Whether only requests of the same tenant overtake each other, as the order sees it."""
-        return self._profile.overtakes_within_tenant
 
     @property
     def may_displace(self) -> bool:

@@ -109,6 +109,9 @@ class Profile:
         self.kept: frozenset[str] = frozenset()  # policies taken over from the profile before
         self._instances = self._build_all(faults, before)
         self._wired = self._wire(self._instances)
+        # Read once, as a class may be made to run code when it is asked for an attribute
+        order = self._policies[self.names["order_admissions"]]
+        self.overtakes_within_tenant = getattr(order, "overtakes_within_tenant", False) is True
 
     @property
     def policies(self) -> tuple[str, ...]:
@@ -121,12 +124,6 @@ class Profile:
             return self.observers(hook)
         several = {GUARD: self.guards, GATE: self.gates}
         return several.get(hook) or (self.names[hook],)
-
-    @property
-    def overtakes_within_tenant(self) -> bool:
-        """Whether the order says so: a class attribute of its policy, False if it has none."""
-        order = self._policies[self.names["order_admissions"]]
-        return getattr(order, "overtakes_within_tenant", False) is True
 
     def observers(self, hook: str) -> tuple[str, ...]:
         """The policies that an observer hook tells, in no particular order."""
