@@ -8,7 +8,8 @@ The environment is that of transformers, which every published template is writt
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -18,7 +19,73 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from cadenza.service import fields
 from cadenza.service.errors import InvalidRequest
+
+_MAX_VARIABLES = 64
+_MAX_NAME_CHARS = 64
+_MAX_DEPTH = 16
+# What a template gets from us, or what other servers take under these names
+_RESERVED = frozenset(
+    [
+        *("messages", "tools", "documents", "tokenize", "chat_template"),
+        *("add_generation_prompt", "continue_final_message"),
+        *("bos_token", "eos_token", "pad_token", "unk_token"),
+        *("raise_exception", "strftime_now"),
+    ]
+)
+# Stands where the last message ends while a chat is rendered. No valid text holds it.
+_END = "\udc82"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatOptions:
+    """How a chat is rendered, besides its messages."""
+
+    add_generation_prompt: bool = True  # the assistant begins to speak
+    continue_final_message: bool = False  # or goes on with the last message
+    variables: Mapping[str, Any] = field(default_factory=dict)  # further ones of the template
+
+
+USUAL = ChatOptions()
+
+
+def check_variables(value: Any) -> Mapping[str, Any]:
+    """A client's `chat_template_kwargs`; those that a template does not read change nothing.
+
+    Raises:
+        InvalidRequest: no object, too many or too deep, a name that is the server's own, or text
+            that is none.
+    """
+    name = "chat_template_kwargs"
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise InvalidRequest(f"{name} must be an object.", name)
+    if len(value) > _MAX_VARIABLES:
+        raise InvalidRequest(f"{name} must have at most {_MAX_VARIABLES} entries.", name)
+    for key in value:
+        fields.string(key, name, max_chars=_MAX_NAME_CHARS)
+        if key in _RESERVED:
+            raise InvalidRequest(f"{name} must not set {key}.", name)
+    for text in _texts(value, name, _MAX_DEPTH):
+        fields.string(text, name)
+    return value
+
+
+def _texts(value: Any, name: str, depth: int) -> Iterator[str]:
+    """All that is text within a JSON value."""
+    if depth < 0:
+        raise InvalidRequest(f"{name} is nested more than {_MAX_DEPTH} deep.", name)
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield key
+            yield from _texts(item, name, depth - 1)
+    elif isinstance(value, Sequence):
+        for item in value:
+            yield from _texts(item, name, depth - 1)
 
 
 class ChatTemplate:
@@ -37,26 +104,43 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise ValueError(f"the chat template does not compile: {error}") from error
 
-    def render(self, messages: Sequence[Mapping[str, Any]], *, max_chars: int) -> str:
-        """The prompt that asks for the assistant's next turn.
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        max_chars: int,
+        options: ChatOptions = USUAL,
+    ) -> str:
+        """The prompt that asks for the assistant's next turn, or for more of the last message.
 
         Raises:
             InvalidRequest: the template refuses these messages, or its output is over `max_chars`.
         """
+        if options.continue_final_message:
+            messages = _ending_with_mark(messages)
         try:
-            return "".join(self._bounded(messages, max_chars))
+            chat = "".join(self._bounded(messages, max_chars, options))
         except InvalidRequest:
             raise
         except Exception as error:
             # A template is code: what it raises on unexpected messages can be anything.
             reason = f"The model's chat template refused the messages: {error}"
             raise InvalidRequest(reason, "messages") from error
+        return _up_to_mark(chat) if options.continue_final_message else chat
 
-    def _bounded(self, messages: Sequence[Mapping[str, Any]], max_chars: int) -> list[str]:
+    def _bounded(
+        self, messages: Sequence[Mapping[str, Any]], max_chars: int, options: ChatOptions
+    ) -> list[str]:
         pieces: list[str] = []
         length = 0
         for piece in self._template.generate(
-            **self._special_tokens, messages=messages, tools=None, add_generation_prompt=True
+            {
+                **options.variables,
+                **self._special_tokens,
+                "messages": messages,
+                "tools": None,
+                "add_generation_prompt": options.add_generation_prompt,
+            }
         ):
             length += len(piece)
             if length > max_chars:
@@ -67,6 +151,22 @@ class ChatTemplate:
                 )
             pieces.append(piece)
         return pieces
+
+
+def _ending_with_mark(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    *before, last = messages
+    return [*before, {**last, "content": last["content"] + _END}]
+
+
+def _up_to_mark(chat: str) -> str:
+    end = chat.rfind(_END)
+    if end < 0:
+        raise InvalidRequest(
+            "The model's chat template does not show the last message, which therefore cannot be "
+            "continued.",
+            "continue_final_message",
+        )
+    return chat[:end].replace(_END, "")
 
 
 def _environment() -> ImmutableSandboxedEnvironment:

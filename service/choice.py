@@ -28,6 +28,8 @@ class TextOptions:
 
     stops: Sequence[str] = ()  # end the text
     min_tokens: int = 0  # whose text no stop string is looked for in
+    include_stop: bool = False  # what ends the text is part of it
+    skip_special_tokens: bool = True  # control tokens have no text
 
 
 class Owner(Protocol):
@@ -72,9 +74,11 @@ class Choice:
         self.expired = False  # ended by its deadline: nothing follows, not even `finished`
         self._owner = owner
         self._tokenizer = tokenizer
-        self._detokenizer = Detokenizer(tokenizer.backend, prompt)
-        self._stops = StopStrings(options.stops)
-        self._min_tokens = options.min_tokens
+        self._detokenizer = Detokenizer(
+            tokenizer.backend, prompt, skip_special_tokens=options.skip_special_tokens
+        )
+        self._stops = StopStrings(options.stops, include=options.include_stop)
+        self._options = options
         self._texts: list[str] = []
         self._token_ids: list[int] = []
         self._logprobs: list[PositionLogprobs] = []
@@ -120,8 +124,8 @@ class Choice:
             self._owner.choice_failed(message, retryable=False)
             return
         self._count(token, logprobs)
-        shown = finished not in (RowEnd.EOS, RowEnd.STOP_TOKEN) and token >= 0
-        self._say(self._detokenizer.push(token) if shown else "")
+        is_told = self._options.include_stop or finished not in (RowEnd.EOS, RowEnd.STOP_TOKEN)
+        self._say(self._detokenizer.push(token) if is_told and token >= 0 else "")
         if finished and self.finished is None:
             self._end(finished, token)
         elif self.finished is not None and not finished:
@@ -140,7 +144,7 @@ class Choice:
         """Show text, as far as no stop string may begin in it."""
         if not text:
             return
-        if self.num_tokens <= self._min_tokens:
+        if self.num_tokens <= self._options.min_tokens:
             self._texts.append(text)
             return
         shown, stop = self._stops.push(text)

@@ -23,11 +23,18 @@ class Detokenizer:
     """Decodes incrementally. The pieces joined are the text, however the ids were split.
 
     A character's text comes with its last token. Bytes that never become a character come out as
-    U+FFFD after a few tokens, or at the end. Special tokens have no text.
+    U+FFFD after a few tokens, or at the end. Special tokens have no text unless that is wanted.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer, prompt: Sequence[int]) -> None:
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        prompt: Sequence[int],
+        *,
+        skip_special_tokens: bool = True,
+    ) -> None:
         self._backend = backend
+        self._skip = skip_special_tokens
         self._recent = list(prompt[-_CONTEXT_TOKENS:])  # context, then the held tokens
         self._num_held = 0
         self._stream = self._start()
@@ -65,10 +72,10 @@ class Detokenizer:
             del self._recent[:-_CONTEXT_TOKENS]
 
     def _start(self) -> DecodeStream:
-        return DecodeStream(ids=self._recent[-_CONTEXT_TOKENS:], skip_special_tokens=True)
+        return DecodeStream(ids=self._recent[-_CONTEXT_TOKENS:], skip_special_tokens=self._skip)
 
     def _decode(self, ids: list[int]) -> str:
-        return str(self._backend.decode(ids, skip_special_tokens=True))
+        return str(self._backend.decode(ids, skip_special_tokens=self._skip))
 
 
 def encodable(text: str) -> str:

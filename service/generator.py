@@ -7,14 +7,12 @@ import contextlib
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from cadenza.service.choice import TextOptions
-from cadenza.service.constraints import with_bad_words
+from cadenza.service.encoder import Encoder
 from cadenza.service.engine_client import EngineClient
 from cadenza.service.entrance import Entrance
 from cadenza.service.errors import EngineUnavailable, InvalidRequest, UnknownModel
@@ -22,15 +20,15 @@ from cadenza.service.front_policies import FrontPolicies
 from cadenza.service.generation import Generation
 from cadenza.service.limits import Limits
 from cadenza.service.metrics import Metrics, RequestTimer
+from cadenza.service.prompt import refuse_overlong, token_ids
 from cadenza.service.queue import Entry, Places
 from cadenza.service.request import GenerationRequest
 from cadenza.service.timelines import RequestStatus, Subject, Timeline, Timelines
 from cadenza.service.tokenizer import Tokenizer
-from cadenza.service.validation import CheckedRequest, Prompt, check, refuse_overlong, token_ids
+from cadenza.service.validation import CheckedRequest, check
 from cadenza.wire.arrays import pack_ids
 from cadenza.wire.messages import Ready, Sampling, Submit
 
-_ENCODER_THREADS = 2
 _DRAIN_POLL_S = 0.05
 _MANY_TOKENS = 1 << 17  # to list or decode, which takes about 30 ms
 
@@ -76,7 +74,7 @@ class Generator:
         engine.watch_decisions(self._timelines.add)
         engine.watch_decisions(self.metrics.count_decisions)
         engine.watch_counters(self.metrics.count_step)
-        self._encoders = ThreadPoolExecutor(_ENCODER_THREADS, thread_name_prefix="encode")
+        self._encoder = Encoder(tokenizer)
 
     @property
     def model_name(self) -> str:
@@ -169,7 +167,7 @@ class Generator:
         with self._place():
             ready = await self.engine.ready()
             checked = check(request, self.limits, ready)
-            ids = await self._encode(checked.prompt, ready.max_model_len)
+            ids = await self._encoder.prompt(checked, ready)
         most = _most_told(ready)
         if len(ids) > most:
             field = checked.prompt.field
@@ -187,13 +185,11 @@ class Generator:
         with self._place():
             ready = await self.engine.ready()
             ids = token_ids(tokens, "tokens", _most_told(ready), ready.vocab_size)
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._encoders, self.tokenizer.decode, ids)
+            return await self._encoder.text(ids)
 
     async def token_names(self, ids: Sequence[int]) -> list[str]:
         """Each token as the vocabulary writes it, for ids that `encode` returned."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._encoders, self.tokenizer.names, ids)
+        return await self._encoder.names(ids)
 
     async def _enter(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
         timers = [RequestTimer(self.metrics) for _ in requests]
@@ -234,7 +230,7 @@ class Generator:
 
     def close(self) -> None:
         """Let go of the encoder threads. Running encodes finish on their own."""
-        self._encoders.shutdown(wait=False, cancel_futures=True)
+        self._encoder.close()
 
     async def _ready(self) -> Ready:
         """The engine's limits; waiting for them takes a place in the queue."""
@@ -253,49 +249,16 @@ class Generator:
 
     async def _prepare(self, entry: Entry, index: int, timer: RequestTimer, ready: Ready) -> _Job:
         checked = entry.requests[index]
-        prompt = await self._encode(checked.prompt, ready.max_model_len)
+        prompt = await self._encoder.prompt(checked, ready)
         self._entrance.learn(entry, index, len(prompt))
         return _Job(
             checked=checked,
             prompt=prompt,
-            sampling=await self._sampling(checked, ready.vocab_size),
+            sampling=await self._encoder.sampling(checked, ready),
             max_tokens=_max_tokens(checked, len(prompt), ready.max_model_len),
             places=entry.places[index],
             timer=timer,
         )
-
-    async def _encode(self, prompt: Prompt, max_model_len: int) -> Sequence[int]:
-        if prompt.token_ids is not None:
-            return prompt.token_ids
-        max_chars = max_model_len * self.tokenizer.max_chars_per_token
-        if prompt.num_chars > max_chars:
-            raise InvalidRequest(
-                f"The prompt has {prompt.num_chars} characters, which cannot fit the model's "
-                f"context of {max_model_len} tokens.",
-                prompt.field,
-            )
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._encoders, self._encode_now, prompt, max_chars)
-
-    def _encode_now(self, prompt: Prompt, max_chars: int) -> Sequence[int]:
-        if prompt.messages is not None:
-            # What a template adds to short messages must not count against them
-            template = self.tokenizer.template
-            bound = max_chars + (len(template.source) if template else 0)
-            return self.tokenizer.encode_messages(prompt.messages, max_chars=bound)
-        assert prompt.text is not None
-        return self.tokenizer.encode_text(prompt.text, opened=prompt.add_special_tokens)
-
-    async def _sampling(self, checked: CheckedRequest, vocab_size: int) -> Sampling:
-        if not checked.bad_words:
-            return checked.sampling
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._encoders, self._sampling_now, checked, vocab_size)
-
-    def _sampling_now(self, checked: CheckedRequest, vocab_size: int) -> Sampling:
-        encode = self.tokenizer.encode_word
-        words = [ids for word in checked.bad_words for ids in encode(word)]
-        return with_bad_words(checked.sampling, words, vocab_size)
 
     def _launch_all(self, jobs: Sequence[_Job], max_rows: int) -> list[Generation]:
         launched: list[Generation] = []
@@ -328,8 +291,7 @@ class Generator:
         )
         submits = self._submits(job, max_rows)
         checked = job.checked
-        options = TextOptions(stops=checked.stops, min_tokens=checked.min_tokens)
-        generation.launch(submits, self.tokenizer, options)
+        generation.launch(submits, self.tokenizer, checked.text)
         subject = Subject(
             model=generation.model,
             tenant=checked.tenant,

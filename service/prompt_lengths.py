@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from cadenza.service.validation import Prompt
+from cadenza.service.prompt import Prompt
 
 _TOKENS_PER_CHARACTER = 0.25  # of English text, until prompts have been seen
 _DECAY = 0.99  # of what was learned, at each further prompt

@@ -19,7 +19,12 @@ class GenerationRequest:
     text: str | None = None
     token_ids: Sequence[int] | None = None
     messages: Sequence[Mapping[str, Any]] | None = None  # OpenAI chat messages
-    add_special_tokens: bool | None = None  # such as BOS, before a text; None: as the model does
+    add_special_tokens: bool | None = None  # such as BOS; None: before a text, not before a chat
+    add_generation_prompt: bool | None = None  # the assistant begins to speak after the messages
+    continue_final_message: bool | None = None  # or goes on with the last of them
+    chat_template_kwargs: Mapping[str, Any] | None = None  # further variables of the chat template
+    truncate_prompt_tokens: int | None = None  # keep so many; -1: what leaves room for the answer
+    truncation_side: str | None = None  # "left", where tokens are left out, or "right"
     max_tokens: int | None = None
     min_tokens: int | None = None
     temperature: float | None = None
@@ -36,6 +41,8 @@ class GenerationRequest:
     n: int | None = None
     stop: Sequence[str] | None = None
     stop_token_ids: Sequence[int] | None = None
+    include_stop_str_in_output: bool | None = None  # what ends a choice is part of its text
+    skip_special_tokens: bool | None = None  # None: yes, they have no text
     ignore_eos: bool | None = None
     logprobs: int | None = None  # None: none; k: the sampled token's and the k best
     priority: int | None = None

@@ -9,7 +9,7 @@ from typing import NamedTuple
 class Found(NamedTuple):
     """What a piece of text brought."""
 
-    text: str  # may be shown; nothing of it belongs to a stop string
+    text: str  # may be shown; of a stop string it has all or nothing
     stop: str | None  # the stop string that ends the output
 
 
@@ -20,8 +20,10 @@ class StopStrings:
     Only a suffix that may still become a stop string is held back.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
+        """`include`: the stop string that is found is part of the text."""
         self._stops = tuple(stops)
+        self._include = include
         self._held = ""
         self._openers = frozenset(stop[0] for stop in self._stops)
 
@@ -33,8 +35,8 @@ class StopStrings:
         match = min((m for stop in self._stops if (m := _match(text, stop))), default=None)
         if match is not None:
             self._held = ""
-            _, start, stop = match
-            return Found(text[:start], stop)
+            end, start, stop = match
+            return Found(text[: end if self._include else start], stop)
         safe = len(text) - self._open_length(text)
         self._held = text[safe:]
         return Found(text[:safe], None)

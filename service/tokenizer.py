@@ -14,6 +14,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ import tokenizers
 
 from cadenza.checkpoints.errors import CheckpointError
 from cadenza.checkpoints.gguf import read_gguf
-from cadenza.service.chat_template import ChatTemplate
+from cadenza.service.chat_template import USUAL, ChatOptions, ChatTemplate
 from cadenza.service.errors import InvalidRequest
 from cadenza.service.gguf_tokenizer import build_tokenizer
 from cadenza.service.token_bytes import TokenBytes
@@ -65,10 +66,7 @@ class Tokenizer:
 
         Control tokens in it are real; a leading BOS is not doubled.
         """
-        ids = _encode(self.backend, text)
-        if opened and self._prefix and ids[: len(self._prefix)] != self._prefix:
-            return self._prefix + ids
-        return ids
+        return self._opened(_encode(self.backend, text), opened)
 
     def encode_word(self, word: str) -> list[list[int]]:
         """The ids of a word wherever it may stand: as it is, and with and without a space before.
@@ -79,10 +77,22 @@ class Tokenizer:
         spellings = dict.fromkeys((word, bare, f" {bare}"))
         return [_encode(self.backend, spelling) for spelling in spellings if spelling]
 
+    def num_opening(self, ids: Sequence[int]) -> int:
+        """How many of the ids open the text (BOS), if they do."""
+        opening = len(self._prefix)
+        return opening if list(ids[:opening]) == self._prefix else 0
+
     def encode_messages(
-        self, messages: Sequence[Mapping[str, Any]], *, max_chars: int
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        max_chars: int,
+        options: ChatOptions = USUAL,
+        opened: bool = False,
     ) -> list[int]:
-        """The ids of a chat, up to where the assistant begins to speak.
+        """The ids of a chat, up to where the assistant begins to speak or goes on.
+
+        What opens a text (BOS) is the template's to write; `opened` adds it where that does not.
 
         Raises:
             InvalidRequest: the model has no chat template, or the template refuses the messages.
@@ -90,7 +100,9 @@ class Tokenizer:
         if self.template is None:
             raise InvalidRequest("This model has no chat template; use completions.", "messages")
         marked = [self._mark(message) for message in messages]
-        return self._encode_marked(self.template.render(marked, max_chars=max_chars))
+        guarded = replace(options, variables=self._mark(options.variables))
+        chat = self.template.render(marked, max_chars=max_chars, options=guarded)
+        return self._opened(self._encode_marked(chat), opened)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`, control tokens as they are written. The GIL is released meanwhile."""
@@ -101,11 +113,16 @@ class Tokenizer:
         """Each token as the vocabulary writes it, which need not be text."""
         return [self.backend.id_to_token(token) or "" for token in ids]
 
+    def _opened(self, ids: list[int], opened: bool) -> list[int]:
+        if opened and self._prefix and not self.num_opening(ids):
+            return self._prefix + ids
+        return ids
+
     def _mark(self, value: Any) -> Any:
         if isinstance(value, str):
             return self._literal.sub(f"{_OPEN}\\g<0>{_CLOSE}", value)
         if isinstance(value, Mapping):
-            return {key: self._mark(item) for key, item in value.items()}
+            return {self._mark(key): self._mark(item) for key, item in value.items()}
         if isinstance(value, list | tuple):
             return [self._mark(item) for item in value]
         return value

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from cadenza.service import fields
+from cadenza.service.choice import TextOptions
 from cadenza.service.constraints import Ending, check_bad_words, check_min_tokens, constraints
-from cadenza.service.errors import InvalidRequest
 from cadenza.service.limits import Limits
-from cadenza.service.messages import check_messages
+from cadenza.service.prompt import Prompt, check_prompt
 from cadenza.service.request import GenerationRequest
 from cadenza.wire.messages import Ready, Sampling
 
@@ -27,27 +26,6 @@ MAX_TARGET_S = 86_400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prompt:
-    """Exactly one of the first three is set."""
-
-    text: str | None = None
-    token_ids: Sequence[int] | None = None
-    messages: Sequence[Mapping[str, Any]] | None = None
-    add_special_tokens: bool = True  # before a text
-
-    @property
-    def field(self) -> str:
-        """The client's name for it."""
-        return "messages" if self.messages is not None else "prompt"
-
-    @property
-    def num_chars(self) -> int:
-        """Characters to encode; none for token ids."""
-        contents = (message["content"] for message in self.messages or ())
-        return len(self.text or "") + sum(map(len, contents))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedRequest:
     """A request whose values are all in range, defaults filled in."""
 
@@ -56,7 +34,7 @@ class CheckedRequest:
     sampling: Sampling  # without bad words, which have no ids yet
     bad_words: tuple[str, ...]
     num_choices: int
-    stops: tuple[str, ...]
+    text: TextOptions
     min_tokens: int  # before a choice may end
     stop_token_ids: tuple[int, ...]
     ignore_eos: bool
@@ -66,6 +44,11 @@ class CheckedRequest:
     ttft_target_s: float | None
     tpot_target_s: float | None
     deadline_s: float | None
+
+    @property
+    def least_room(self) -> int:
+        """Tokens that a prompt must leave room for if it can be truncated."""
+        return _least_room(self.max_tokens, self.min_tokens)
 
 
 def check(request: GenerationRequest, limits: Limits, engine: Ready) -> CheckedRequest:
@@ -77,16 +60,21 @@ def check(request: GenerationRequest, limits: Limits, engine: Ready) -> CheckedR
     max_tokens = _optional_integer(request.max_tokens, "max_tokens", 1, INT32)
     min_tokens = check_min_tokens(request.min_tokens, max_tokens)
     stop_token_ids = _stop_token_ids(request.stop_token_ids, limits, engine.vocab_size)
-    ignore_eos = request.ignore_eos is not None and fields.flag(request.ignore_eos, "ignore_eos")
+    ignore_eos = _flag(request, "ignore_eos", False)
     eos = () if ignore_eos else engine.eos_token_ids
     ending = Ending(token_ids={*stop_token_ids, *eos}, min_tokens=min_tokens)
     return CheckedRequest(
-        prompt=_prompt(request, limits, engine),
+        prompt=check_prompt(request, limits, engine, _least_room(max_tokens, min_tokens)),
         max_tokens=max_tokens,
         sampling=_sampling(request, limits, engine.vocab_size, ending),
         bad_words=check_bad_words(request.bad_words, limits),
         num_choices=_default(_optional_integer(request.n, "n", 1, limits.max_choices), 1),
-        stops=_stops(request.stop, limits),
+        text=TextOptions(
+            stops=_stops(request.stop, limits),
+            min_tokens=min_tokens,
+            include_stop=_flag(request, "include_stop_str_in_output", False),
+            skip_special_tokens=_flag(request, "skip_special_tokens", True),
+        ),
         min_tokens=min_tokens,
         stop_token_ids=stop_token_ids,
         ignore_eos=ignore_eos,
@@ -97,62 +85,6 @@ def check(request: GenerationRequest, limits: Limits, engine: Ready) -> CheckedR
         tpot_target_s=_target(request.tpot_target_s, "tpot_target_s"),
         deadline_s=request.deadline_s,
     )
-
-
-def _prompt(request: GenerationRequest, limits: Limits, engine: Ready) -> Prompt:
-    given = (request.text, request.token_ids, request.messages)
-    if sum(value is not None for value in given) != 1:
-        raise InvalidRequest("Exactly one of a prompt and messages must be given.", "prompt")
-    if request.text is not None:
-        text = fields.string(request.text, "prompt", empty=False)
-        return Prompt(text=text, add_special_tokens=_add_special_tokens(request, True))
-    if request.token_ids is not None:
-        return Prompt(token_ids=_token_ids(request.token_ids, engine))
-    if _add_special_tokens(request, False):
-        raise InvalidRequest("A chat's template adds them itself.", "add_special_tokens")
-    return Prompt(messages=check_messages(request.messages, limits.max_messages))
-
-
-def _add_special_tokens(request: GenerationRequest, default: bool) -> bool:
-    value = request.add_special_tokens
-    return default if value is None else fields.flag(value, "add_special_tokens")
-
-
-def _token_ids(value: Any, engine: Ready) -> Sequence[int]:
-    ids = fields.items(value, "prompt", INT32)
-    if not ids:
-        raise InvalidRequest("prompt must not be empty.", "prompt")
-    refuse_overlong(len(ids), engine.max_model_len, "prompt")  # before looking at each
-    return token_ids(ids, "prompt", INT32, engine.vocab_size)
-
-
-def token_ids(value: Any, field: str, max_items: int, vocab_size: int) -> Sequence[int]:
-    """A list of at most `max_items` ids of the vocabulary.
-
-    Raises:
-        InvalidRequest: it is none; names the first element that is wrong.
-    """
-    ids = fields.items(value, field, max_items)
-    for index, token in enumerate(ids):
-        if type(token) is not int or not 0 <= token < vocab_size:
-            raise InvalidRequest(
-                f"{field}[{index}] must be a token id between 0 and {vocab_size - 1}.", field
-            )
-    return ids
-
-
-def refuse_overlong(prompt_tokens: int, max_model_len: int, field: str) -> None:
-    """A prompt must leave room for one token at least.
-
-    Raises:
-        InvalidRequest: it does not.
-    """
-    if prompt_tokens >= max_model_len:
-        raise InvalidRequest(
-            f"The prompt has {prompt_tokens} tokens, which leaves no room in the model's "
-            f"context of {max_model_len} tokens.",
-            field,
-        )
 
 
 def _sampling(
@@ -177,6 +109,15 @@ def _sampling(
         logprobs=_optional_integer(request.logprobs, "logprobs", 0, limits.max_logprobs),
         **constraints(request, limits, vocab_size, ending),
     )
+
+
+def _least_room(max_tokens: int | None, min_tokens: int) -> int:
+    return max(1, min_tokens) if max_tokens is None else max_tokens
+
+
+def _flag(request: GenerationRequest, field: str, default: bool) -> bool:
+    value = getattr(request, field)
+    return default if value is None else fields.flag(value, field)
 
 
 def _top_k(value: Any) -> int:

@@ -29,7 +29,12 @@ _SAMPLING = (
     "n",
     "stop",
     "stop_token_ids",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
     "ignore_eos",
+    "add_special_tokens",
+    "truncate_prompt_tokens",
+    "truncation_side",
     "priority",
     "cache_salt",
 )

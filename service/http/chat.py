@@ -12,6 +12,7 @@ from cadenza.service.http.call import Call, parse_call
 from cadenza.service.http.dialect import ChoiceState, floor
 
 MAX_TOP_LOGPROBS = 20
+_TEMPLATE = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs")
 
 
 class Chat:
@@ -32,7 +33,7 @@ class Chat:
         common = {
             "max_tokens": max_tokens,
             "logprobs": _logprobs(body),
-            "add_special_tokens": body.get("add_special_tokens"),
+            **{name: body.get(name) for name in _TEMPLATE},
         }
         return parse_call(body, [{"messages": body["messages"]}], common, names)
 

@@ -28,7 +28,6 @@ class Completions:
         common = {
             "max_tokens": _DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens,
             "logprobs": _wanted_logprobs(body),
-            "add_special_tokens": body.get("add_special_tokens"),
         }
         return parse_call(body, _prompts(body.get("prompt")), common, {"max_tokens": name})
 

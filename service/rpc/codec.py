@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, assert_never, overload
 
+from google.protobuf.struct_pb2 import Value
+
 from cadenza.service.detokenizer import encodable
 from cadenza.service.events import (
     Admitted,
@@ -38,19 +40,50 @@ def to_request(message: pb.GenerationInput) -> GenerationRequest:
     none looked at; the request keeps `message` alive, which must not change afterwards.
     """
     prompt = message.WhichOneof("prompt")
+    chat = _chat(message.chat) if prompt == "chat" else {}
     return GenerationRequest(
         model=message.model or None,
         text=message.text if prompt == "text" else None,
         token_ids=message.token_ids.ids if prompt == "token_ids" else None,
-        messages=_Turns(message.chat.messages) if prompt == "chat" else None,
         stop=message.stop or None,
         stop_token_ids=message.stop_token_ids or None,
         logit_bias=message.logit_bias or None,
         allowed_token_ids=message.allowed_token_ids or None,
         bad_words=message.bad_words or None,
         ignore_eos=message.ignore_eos,
+        include_stop_str_in_output=message.include_stop_str_in_output,
+        **chat,
         **_present(message),
     )
+
+
+def _chat(chat: pb.Chat) -> dict[str, Any]:
+    opens = chat.add_generation_prompt if chat.HasField("add_generation_prompt") else None
+    return {
+        "messages": _Turns(chat.messages),
+        "add_generation_prompt": opens,
+        "continue_final_message": chat.continue_final_message,
+        "chat_template_kwargs": {
+            name: _plain(value) for name, value in chat.chat_template_kwargs.fields.items()
+        },
+    }
+
+
+def _plain(value: Value) -> Any:
+    """A protobuf value as JSON has it: all its numbers are floats, whole ones are meant as ints."""
+    match value.WhichOneof("kind"):
+        case "struct_value":
+            return {name: _plain(item) for name, item in value.struct_value.fields.items()}
+        case "list_value":
+            return [_plain(item) for item in value.list_value.values]
+        case "number_value":
+            number = value.number_value
+            return int(number) if number.is_integer() else number
+        case "string_value":
+            return value.string_value
+        case "bool_value":
+            return value.bool_value
+    return None
 
 
 class _Turns(Sequence[Mapping[str, Any]]):
@@ -75,6 +108,7 @@ class _Turns(Sequence[Mapping[str, Any]]):
         return {"role": turn.role, "content": turn.content}
 
 
+_OF_CHAT = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs")
 _OPTIONAL = (
     "n",
     "max_tokens",
@@ -87,6 +121,10 @@ _OPTIONAL = (
     "frequency_penalty",
     "repetition_penalty",
     "seed",
+    "skip_special_tokens",
+    "truncate_prompt_tokens",
+    "truncation_side",
+    "add_special_tokens",
     "logprobs",
     "priority",
     "cache_salt",
@@ -105,7 +143,7 @@ def field_path(field: str) -> str:
     """Where a request's field stands in the message that holds its `input`."""
     if field == "request_id":
         return field
-    if field.startswith("messages"):
+    if field.startswith(("messages", *_OF_CHAT)):
         return f"input.chat.{field}"
     return f"input.{field}"
 

@@ -66,3 +66,38 @@ def test_the_end_comes_no_sooner_than_the_minimum(ask: Ask, min_tokens: int):
     said = ask(logit_bias={"700": 100}, stop_token_ids=[700], min_tokens=min_tokens)
     plain = ask(bad_words=[ask(allowed_token_ids=[700], max_tokens=1)], max_tokens=min_tokens or 1)
     assert said == (plain if min_tokens else "")
+
+
+def test_a_stop_string_is_told_where_it_is_wanted(ask: Ask):
+    assert ask(stop=["Paris"]).strip() == ""
+    assert ask(stop=["Paris"], include_stop_str_in_output=True).endswith("Paris")
+
+
+def test_control_tokens_have_text_where_it_is_wanted(ask: Ask):
+    end = {"logit_bias": {"2": 100}, "ignore_eos": True, "max_tokens": 2}  # <|im_end|>
+
+    assert ask(**end) == ""
+    assert ask(**end, skip_special_tokens=False) == 2 * "<|im_end|>"
+
+
+def test_a_truncated_prompt_asks_something_else(ask: Ask):
+    assert ask(truncate_prompt_tokens=2) != ask() == ask(truncate_prompt_tokens=50)
+    assert ask(truncate_prompt_tokens=2) != ask(truncate_prompt_tokens=2, truncation_side="right")
+
+
+def test_a_chat_goes_on_with_what_the_assistant_said(server: Served):
+    """Over both protocols, and not with a turn of its own."""
+    turns = [
+        {"role": "user", "content": "What is the capital of France?"},
+        {"role": "assistant", "content": "The capital of France is Par"},
+    ]
+    body = {"messages": turns, "continue_final_message": True, "temperature": 0, "max_tokens": 8}
+    answer = httpx.post(f"{server.http}/v1/chat/completions", json=body).json()
+
+    assert answer["choices"][0]["message"]["content"].startswith("is")
+    chat = pb.Chat(messages=[pb.ChatMessage(**turn) for turn in turns], continue_final_message=True)
+    with grpc.insecure_channel(server.grpc) as channel:
+        said = ask_grpc(
+            GenerationServiceStub(channel), {"chat": chat, "temperature": 0, "max_tokens": 8}
+        )
+    assert said == answer["choices"][0]["message"]["content"]

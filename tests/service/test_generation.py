@@ -737,7 +737,8 @@ def test_the_loop_turns_while_a_long_prompt_is_encoded(run, open_front, monkeypa
     async def main():
         async with open_front(max_model_len=10**6) as front:
             encoding = threading.Event()
-            encode_now = front.generator._encode_now
+            encoder = front.generator._encoder
+            encode_now = encoder._encoded
 
             def encode(*args):
                 encoding.set()
@@ -746,7 +747,7 @@ def test_the_loop_turns_while_a_long_prompt_is_encoded(run, open_front, monkeypa
                 finally:
                     encoding.clear()
 
-            monkeypatch.setattr(front.generator, "_encode_now", encode)
+            monkeypatch.setattr(encoder, "_encoded", encode)
             submitted = asyncio.create_task(front.generator.submit(request_))
             turns = 0
             while not submitted.done():

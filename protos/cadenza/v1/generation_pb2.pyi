@@ -12,6 +12,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
+from google.protobuf import struct_pb2 as _struct_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
@@ -262,6 +263,11 @@ class GenerationInput(_message.Message):
     ALLOWED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     BAD_WORDS_FIELD_NUMBER: _builtins.int
     MIN_TOKENS_FIELD_NUMBER: _builtins.int
+    INCLUDE_STOP_STR_IN_OUTPUT_FIELD_NUMBER: _builtins.int
+    SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    TRUNCATE_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    TRUNCATION_SIDE_FIELD_NUMBER: _builtins.int
+    ADD_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The served model's name. Empty: the server's only model."""
     text: _builtins.str
@@ -313,6 +319,20 @@ class GenerationInput(_message.Message):
     min_tokens: _builtins.int
     """Tokens that are generated before a choice may end by the model's own end of turn, a stop token
     or a stop string. At most max_tokens. Default 0.
+    """
+    include_stop_str_in_output: _builtins.bool
+    """The stop string or stop token that ends a choice is part of its text."""
+    skip_special_tokens: _builtins.bool
+    """Control tokens have no text. Default true."""
+    truncate_prompt_tokens: _builtins.int
+    """Most tokens of the prompt; what is beyond them is left out. -1: as many as leave room for
+    max_tokens. Default: a prompt that is too long is refused.
+    """
+    truncation_side: _builtins.str
+    """Where tokens are left out: "left", the default, or "right"."""
+    add_special_tokens: _builtins.bool
+    """Puts what opens a text, such as BOS, before the prompt where it is missing. Default: true for
+    `text`, false for `chat`, whose template writes it. `token_ids` are used as they are.
     """
     @_builtins.property
     def token_ids(self) -> Global___TokenIds:
@@ -374,11 +394,18 @@ class GenerationInput(_message.Message):
         allowed_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         bad_words: _abc.Iterable[_builtins.str] | None = ...,
         min_tokens: _builtins.int | None = ...,
+        include_stop_str_in_output: _builtins.bool = ...,
+        skip_special_tokens: _builtins.bool | None = ...,
+        truncate_prompt_tokens: _builtins.int | None = ...,
+        truncation_side: _builtins.str | None = ...,
+        add_special_tokens: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_frequency_penalty", b"_frequency_penalty", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_n", b"_n", "_presence_penalty", b"_presence_penalty", "_priority", b"_priority", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_tenant", b"_tenant", "_top_k", b"_top_k", "_top_p", b"_top_p", "_tpot_target_s", b"_tpot_target_s", "_ttft_target_s", b"_ttft_target_s", "cache_salt", b"cache_salt", "chat", b"chat", "frequency_penalty", b"frequency_penalty", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "n", b"n", "presence_penalty", b"presence_penalty", "priority", b"priority", "prompt", b"prompt", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "tenant", b"tenant", "text", b"text", "token_ids", b"token_ids", "top_k", b"top_k", "top_p", b"top_p", "tpot_target_s", b"tpot_target_s", "ttft_target_s", b"ttft_target_s"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_cache_salt", b"_cache_salt", "_frequency_penalty", b"_frequency_penalty", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_n", b"_n", "_presence_penalty", b"_presence_penalty", "_priority", b"_priority", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_skip_special_tokens", b"_skip_special_tokens", "_temperature", b"_temperature", "_tenant", b"_tenant", "_top_k", b"_top_k", "_top_p", b"_top_p", "_tpot_target_s", b"_tpot_target_s", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "_truncation_side", b"_truncation_side", "_ttft_target_s", b"_ttft_target_s", "add_special_tokens", b"add_special_tokens", "cache_salt", b"cache_salt", "chat", b"chat", "frequency_penalty", b"frequency_penalty", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "n", b"n", "presence_penalty", b"presence_penalty", "priority", b"priority", "prompt", b"prompt", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "skip_special_tokens", b"skip_special_tokens", "temperature", b"temperature", "tenant", b"tenant", "text", b"text", "token_ids", b"token_ids", "top_k", b"top_k", "top_p", b"top_p", "tpot_target_s", b"tpot_target_s", "truncate_prompt_tokens", b"truncate_prompt_tokens", "truncation_side", b"truncation_side", "ttft_target_s", b"ttft_target_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_frequency_penalty", b"_frequency_penalty", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_n", b"_n", "_presence_penalty", b"_presence_penalty", "_priority", b"_priority", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_tenant", b"_tenant", "_top_k", b"_top_k", "_top_p", b"_top_p", "_tpot_target_s", b"_tpot_target_s", "_ttft_target_s", b"_ttft_target_s", "allowed_token_ids", b"allowed_token_ids", "bad_words", b"bad_words", "cache_salt", b"cache_salt", "chat", b"chat", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "model", b"model", "n", b"n", "presence_penalty", b"presence_penalty", "priority", b"priority", "prompt", b"prompt", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "tenant", b"tenant", "text", b"text", "token_ids", b"token_ids", "top_k", b"top_k", "top_p", b"top_p", "tpot_target_s", b"tpot_target_s", "ttft_target_s", b"ttft_target_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_cache_salt", b"_cache_salt", "_frequency_penalty", b"_frequency_penalty", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_n", b"_n", "_presence_penalty", b"_presence_penalty", "_priority", b"_priority", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_skip_special_tokens", b"_skip_special_tokens", "_temperature", b"_temperature", "_tenant", b"_tenant", "_top_k", b"_top_k", "_top_p", b"_top_p", "_tpot_target_s", b"_tpot_target_s", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "_truncation_side", b"_truncation_side", "_ttft_target_s", b"_ttft_target_s", "add_special_tokens", b"add_special_tokens", "allowed_token_ids", b"allowed_token_ids", "bad_words", b"bad_words", "cache_salt", b"cache_salt", "chat", b"chat", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "include_stop_str_in_output", b"include_stop_str_in_output", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "model", b"model", "n", b"n", "presence_penalty", b"presence_penalty", "priority", b"priority", "prompt", b"prompt", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "skip_special_tokens", b"skip_special_tokens", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "tenant", b"tenant", "text", b"text", "token_ids", b"token_ids", "top_k", b"top_k", "top_p", b"top_p", "tpot_target_s", b"tpot_target_s", "truncate_prompt_tokens", b"truncate_prompt_tokens", "truncation_side", b"truncation_side", "ttft_target_s", b"ttft_target_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__add_special_tokens: _TypeAlias = _typing.Literal["add_special_tokens"]  # noqa: Y015
+    _WhichOneofArgType__add_special_tokens: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens"]  # noqa: Y015
     _WhichOneofReturnType__cache_salt: _TypeAlias = _typing.Literal["cache_salt"]  # noqa: Y015
     _WhichOneofArgType__cache_salt: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt"]  # noqa: Y015
     _WhichOneofReturnType__frequency_penalty: _TypeAlias = _typing.Literal["frequency_penalty"]  # noqa: Y015
@@ -401,6 +428,8 @@ class GenerationInput(_message.Message):
     _WhichOneofArgType__repetition_penalty: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty"]  # noqa: Y015
     _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
     _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
+    _WhichOneofReturnType__skip_special_tokens: _TypeAlias = _typing.Literal["skip_special_tokens"]  # noqa: Y015
+    _WhichOneofArgType__skip_special_tokens: _TypeAlias = _typing.Literal["_skip_special_tokens", b"_skip_special_tokens"]  # noqa: Y015
     _WhichOneofReturnType__temperature: _TypeAlias = _typing.Literal["temperature"]  # noqa: Y015
     _WhichOneofArgType__temperature: _TypeAlias = _typing.Literal["_temperature", b"_temperature"]  # noqa: Y015
     _WhichOneofReturnType__tenant: _TypeAlias = _typing.Literal["tenant"]  # noqa: Y015
@@ -411,10 +440,16 @@ class GenerationInput(_message.Message):
     _WhichOneofArgType__top_p: _TypeAlias = _typing.Literal["_top_p", b"_top_p"]  # noqa: Y015
     _WhichOneofReturnType__tpot_target_s: _TypeAlias = _typing.Literal["tpot_target_s"]  # noqa: Y015
     _WhichOneofArgType__tpot_target_s: _TypeAlias = _typing.Literal["_tpot_target_s", b"_tpot_target_s"]  # noqa: Y015
+    _WhichOneofReturnType__truncate_prompt_tokens: _TypeAlias = _typing.Literal["truncate_prompt_tokens"]  # noqa: Y015
+    _WhichOneofArgType__truncate_prompt_tokens: _TypeAlias = _typing.Literal["_truncate_prompt_tokens", b"_truncate_prompt_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__truncation_side: _TypeAlias = _typing.Literal["truncation_side"]  # noqa: Y015
+    _WhichOneofArgType__truncation_side: _TypeAlias = _typing.Literal["_truncation_side", b"_truncation_side"]  # noqa: Y015
     _WhichOneofReturnType__ttft_target_s: _TypeAlias = _typing.Literal["ttft_target_s"]  # noqa: Y015
     _WhichOneofArgType__ttft_target_s: _TypeAlias = _typing.Literal["_ttft_target_s", b"_ttft_target_s"]  # noqa: Y015
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "token_ids", "chat"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__add_special_tokens) -> _WhichOneofReturnType__add_special_tokens | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__cache_salt) -> _WhichOneofReturnType__cache_salt | None: ...
     @_typing.overload
@@ -438,6 +473,8 @@ class GenerationInput(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__skip_special_tokens) -> _WhichOneofReturnType__skip_special_tokens | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__temperature) -> _WhichOneofReturnType__temperature | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__tenant) -> _WhichOneofReturnType__tenant | None: ...
@@ -447,6 +484,10 @@ class GenerationInput(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__top_p) -> _WhichOneofReturnType__top_p | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__tpot_target_s) -> _WhichOneofReturnType__tpot_target_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__truncate_prompt_tokens) -> _WhichOneofReturnType__truncate_prompt_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__truncation_side) -> _WhichOneofReturnType__truncation_side | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__ttft_target_s) -> _WhichOneofReturnType__ttft_target_s | None: ...
     @_typing.overload
@@ -485,20 +526,36 @@ class Chat(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MESSAGES_FIELD_NUMBER: _builtins.int
+    ADD_GENERATION_PROMPT_FIELD_NUMBER: _builtins.int
+    CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: _builtins.int
+    CHAT_TEMPLATE_KWARGS_FIELD_NUMBER: _builtins.int
+    add_generation_prompt: _builtins.bool
+    """The assistant begins to speak after the turns. Default true, unless the last is continued."""
+    continue_final_message: _builtins.bool
+    """The last turn is left open, for the model to go on with."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
         """The turns, the oldest first."""
+
+    @_builtins.property
+    def chat_template_kwargs(self) -> _struct_pb2.Struct:
+        """Further variables of the model's chat template, such as `enable_thinking`."""
 
     def __init__(
         self,
         *,
         messages: _abc.Iterable[Global___ChatMessage] | None = ...,
+        add_generation_prompt: _builtins.bool | None = ...,
+        continue_final_message: _builtins.bool = ...,
+        chat_template_kwargs: _struct_pb2.Struct | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt", "chat_template_kwargs", b"chat_template_kwargs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt", "chat_template_kwargs", b"chat_template_kwargs", "continue_final_message", b"continue_final_message", "messages", b"messages"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__add_generation_prompt: _TypeAlias = _typing.Literal["add_generation_prompt"]  # noqa: Y015
+    _WhichOneofArgType__add_generation_prompt: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__add_generation_prompt) -> _WhichOneofReturnType__add_generation_prompt | None: ...
 
 Global___Chat: _TypeAlias = Chat  # noqa: Y015
 

@@ -227,14 +227,14 @@ def test_a_call_is_shed_while_its_prompt_is_encoded(run, serve, monkeypatch):
     async def main():
         async with serve(limits=Limits(max_queued=1), chosen=LEAST_URGENT) as served:
             generator, go_on = served.front.generator, asyncio.Event()
-            encode = generator._encode
+            encode = generator._encoder.prompt
 
-            async def slowly(prompt: Any, max_model_len: int) -> Any:
-                if prompt.text == "slow":
+            async def slowly(request: Any, ready: Any) -> Any:
+                if request.prompt.text == "slow":
                     await go_on.wait()
-                return await encode(prompt, max_model_len)
+                return await encode(request, ready)
 
-            monkeypatch.setattr(generator, "_encode", slowly)
+            monkeypatch.setattr(generator._encoder, "prompt", slowly)
             slow = asyncio.create_task(
                 served.http.post(COMPLETIONS, json=completion(prompt="slow", priority=3))
             )

@@ -63,7 +63,10 @@ BAD_SAMPLING = {
     "vllm_xargs": [{"a": 1}],
     "kv_transfer_params": [{"do_remote_decode": True}],
     "best_of": [2],
-    "include_stop_str_in_output": [True],
+    "include_stop_str_in_output": [1, "true"],
+    "skip_special_tokens": [0, "no"],
+    "truncate_prompt_tokens": [0, -2, 256, 1.0, "5", True],
+    "truncation_side": ["middle", 5, ["left"]],
     "prompt_logprobs": [0, -1],
     "model": ["nope", "", 5],
     "stream_options": [5, {"include_usage": "yes"}],
@@ -90,15 +93,28 @@ BAD_CHAT = {
         [{"role": "user", "content": "x" * 300}],
         [{"role": "user", "content": "x" * 100_000}],
     ],
-    "add_special_tokens": [True],
     "max_completion_tokens": [0, "x", 10**9],
     "logprobs": [1, "yes"],
     "top_logprobs": [-1, 21, 10**9, True, 3],
     "tools": [[{}], 5],
     "tool_choice": ["required", {"type": "function"}],
     "chat_template": ["{{ x }}"],
-    "chat_template_kwargs": [{"tokenize": True}],
-    "continue_final_message": [True],
+    "chat_template_kwargs": [
+        5,
+        [1],
+        "x",
+        {"tokenize": True},
+        {"messages": []},
+        {"tools": 1},
+        {"add_generation_prompt": "x"},
+        {"bos_token": "x"},
+        {"raise_exception": 1},
+        {"x" * 65: 1},
+        {f"x{number}": 1 for number in range(65)},
+        {"x": json.loads("[" * 20 + "]" * 20)},
+    ],
+    "add_generation_prompt": [1, "yes"],
+    "continue_final_message": [1, "yes"],
 }
 BAD_COMPLETIONS = {
     "prompt": [
@@ -206,6 +222,8 @@ def test_lone_surrogates_are_refused_wherever_text_is_read(run, serve):
                 b'{"messages":[{"role":"\\udfff","content":"x"}]}',
                 b'{"messages":[{"role":"user","content":"x"}],"stop":"\\ud800"}',
                 b'{"messages":[{"role":"user","content":"x"}],"bad_words":["\\ud800"]}',
+                b'{"messages":[{"role":"user","content":"x"}],"chat_template_kwargs":{"a":["\\ud800"]}}',
+                b'{"messages":[{"role":"user","content":"x"}],"chat_template_kwargs":{"a":{"\\ud800":1}}}',
             ):
                 assert (await served.http.post(CHAT, content=body)).status_code == 400
 

@@ -43,7 +43,9 @@ READY = Ready(
 
 
 def test_what_the_client_left_out_is_left_to_the_defaults():
-    assert codec.to_request(pb.GenerationInput()) == GenerationRequest(ignore_eos=False)
+    assert codec.to_request(pb.GenerationInput()) == GenerationRequest(
+        ignore_eos=False, include_stop_str_in_output=False
+    )
 
 
 def test_every_field_reaches_the_request():
@@ -73,6 +75,11 @@ def test_every_field_reaches_the_request():
         allowed_token_ids=[5, 6],
         bad_words=["w"],
         min_tokens=2,
+        include_stop_str_in_output=True,
+        skip_special_tokens=False,
+        truncate_prompt_tokens=-1,
+        truncation_side="right",
+        add_special_tokens=False,
     )
     unset = {field.name for field in message.DESCRIPTOR.fields} - {
         field.name for field, _ in message.ListFields()
@@ -105,6 +112,11 @@ def test_every_field_reaches_the_request():
         allowed_token_ids=[5, 6],
         bad_words=["w"],
         min_tokens=2,
+        include_stop_str_in_output=True,
+        skip_special_tokens=False,
+        truncate_prompt_tokens=-1,
+        truncation_side="right",
+        add_special_tokens=False,
     )
 
 
@@ -184,11 +196,19 @@ class Stand:
         return self._given.get(name)
 
 
+CHAT = SimpleNamespace(
+    messages=Untouchable(),
+    HasField=lambda name: False,
+    continue_final_message=False,
+    chat_template_kwargs=pb.Chat().chat_template_kwargs,
+)
+
+
 @pytest.mark.parametrize(
     ("field", "message"),
     [
         ("prompt", Stand("token_ids", token_ids=SimpleNamespace(ids=Untouchable()))),
-        ("messages", Stand("chat", chat=SimpleNamespace(messages=Untouchable()))),
+        ("messages", Stand("chat", chat=CHAT)),
         ("stop", Stand("text", stop=Untouchable())),
         ("stop_token_ids", Stand("text", stop_token_ids=Untouchable())),
         ("bad_words", Stand("text", bad_words=Untouchable())),
@@ -201,6 +221,22 @@ def test_too_many_elements_are_refused_by_their_number(field, message):
         check(codec.to_request(message), Limits(), READY)
 
     assert caught.value.field == field
+
+
+def test_a_chat_says_how_it_is_rendered():
+    chat = pb.Chat(messages=[pb.ChatMessage(role="user", content="x")])
+    assert codec.to_request(pb.GenerationInput(chat=chat)).add_generation_prompt is None
+
+    chat.add_generation_prompt = False
+    chat.continue_final_message = True
+    variables = {"on": False, "n": 5, "x": 0.5, "s": "a", "none": None, "l": [1, {"a": "b"}]}
+    chat.chat_template_kwargs.update(variables)
+    request = codec.to_request(pb.GenerationInput(chat=chat))
+
+    assert request.add_generation_prompt is False
+    assert request.continue_final_message is True
+    assert request.chat_template_kwargs == variables
+    assert type(request.chat_template_kwargs["n"]) is int
 
 
 CONSTRAINTS = {
@@ -263,6 +299,7 @@ def test_repeated_fields_have_a_number_that_limits_can_be_held_against():
     [
         ("top_p", "input.top_p"),
         ("messages[0].role", "input.chat.messages[0].role"),
+        ("chat_template_kwargs", "input.chat.chat_template_kwargs"),
         ("request_id", "request_id"),
     ],
 )

@@ -1,0 +1,104 @@
+"""Tokenising off the loop: prompts, bad words, and ids back to text."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
+
+from cadenza.service.constraints import with_bad_words
+from cadenza.service.errors import InvalidRequest
+from cadenza.service.prompt import Prompt, truncated
+from cadenza.service.tokenizer import Tokenizer
+from cadenza.service.validation import CheckedRequest
+from cadenza.wire.messages import Ready, Sampling
+
+_THREADS = 2
+
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
+
+
+class Encoder:
+    """A tokenizer behind threads of its own. `close` when its loop ends."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="encode")
+
+    async def prompt(self, request: CheckedRequest, ready: Ready) -> Sequence[int]:
+        """The ids of the request's prompt, truncated where it says so.
+
+        Raises:
+            InvalidRequest: so many characters cannot fit the context, or the model's template
+                refuses the messages.
+        """
+        prompt = request.prompt
+        if prompt.token_ids is not None:
+            return prompt.token_ids
+        max_chars = ready.max_model_len * self._tokenizer.max_chars_per_token
+        if prompt.num_chars > max_chars:
+            raise InvalidRequest(
+                f"The prompt has {prompt.num_chars} characters, which cannot fit the model's "
+                f"context of {ready.max_model_len} tokens.",
+                prompt.field,
+            )
+        room = ready.max_model_len - request.least_room
+        return await self._aside(self._encoded, prompt, max_chars, room)
+
+    async def sampling(self, request: CheckedRequest, ready: Ready) -> Sampling:
+        """The request's settings, with the ids of its bad words.
+
+        Raises:
+            InvalidRequest: they may leave no token to draw.
+        """
+        if not request.bad_words:
+            return request.sampling
+        return await self._aside(self._with_bad_words, request, ready.vocab_size)
+
+    async def text(self, ids: Sequence[int]) -> str:
+        """The text of ids, control tokens as they are written."""
+        return await self._aside(self._tokenizer.decode, ids)
+
+    async def names(self, ids: Sequence[int]) -> list[str]:
+        """Each token as the vocabulary writes it."""
+        return await self._aside(self._tokenizer.names, ids)
+
+    def close(self) -> None:
+        """Let go of the threads. Running encodes finish on their own."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _aside(
+        self,
+        work: Callable[_Parameters, _Result],
+        *arguments: _Parameters.args,
+        **_: _Parameters.kwargs,
+    ) -> _Result:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, lambda: work(*arguments))
+
+    def _encoded(self, prompt: Prompt, max_chars: int, room: int) -> Sequence[int]:
+        tokenizer = self._tokenizer
+        if prompt.messages is not None:
+            # What a template adds to short messages must not count against them
+            template = tokenizer.template
+            bound = max_chars + (len(template.source) if template else 0)
+            ids = tokenizer.encode_messages(
+                prompt.messages,
+                max_chars=bound,
+                options=prompt.chat,
+                opened=prompt.add_special_tokens,
+            )
+        else:
+            assert prompt.text is not None
+            ids = tokenizer.encode_text(prompt.text, opened=prompt.add_special_tokens)
+        if prompt.truncation is None:
+            return ids
+        opening = tokenizer.num_opening(ids) if prompt.add_special_tokens else 0
+        return truncated(ids, prompt.truncation, room, opening)
+
+    def _with_bad_words(self, request: CheckedRequest, vocab_size: int) -> Sampling:
+        encode = self._tokenizer.encode_word
+        words = [ids for word in request.bad_words for ids in encode(word)]
+        return with_bad_words(request.sampling, words, vocab_size)
