@@ -31,6 +31,8 @@ from cadenza.policies.views import (
 
 T = TypeVar("T")
 
+_WHOLE = frozenset(np.dtype(code).type for code in np.typecodes["AllInteger"])
+
 
 class AnswerError(Exception):
     """A hook answered with something that cannot be used; the message says what is wrong."""
@@ -229,7 +231,7 @@ def _array(answer: Any, length: int, kinds: str, what: str) -> npt.NDArray[Any]:
 
 def check_scores(length: int, answer: Any) -> FloatArray:
     """Raises AnswerError unless it is an array of so many scores."""
-    scores = _array(answer, length, "fiu", "scores").astype(np.float64, copy=False)
+    scores = _array(answer, length, "fiu", "scores").astype(np.float64)
     if not scores.min(initial=np.inf) > -np.inf:  # the least of any and NaN is NaN
         raise AnswerError("scores must not be NaN or -inf")
     return scores
@@ -279,7 +281,7 @@ def _check_budget(most: int, answer: Any) -> StepBudget:
 
 def _check_count(name: str, count: Any) -> int:
     # No subclass: what one does when it is compared is up to its author
-    if type(count) is not int and not isinstance(count, np.integer):
+    if type(count) is not int and type(count) not in _WHOLE:
         raise AnswerError(f"{name} must be a whole number, and is {type(count).__name__}")
     if count < 1:
         raise AnswerError(f"{name} must be at least 1, and is {count}")

@@ -10,6 +10,8 @@ _QUOTED_CHARACTERS = 80
 _FAULT_CHARACTERS = 1000
 _TOLD_FAULTS = 20
 
+_name_of = vars(type)["__name__"].__get__  # a metaclass may have another one
+
 
 class ProfileError(Exception):
     """A profile that cannot be used, or a plugin that cannot be registered; all faults at once.
@@ -52,12 +54,22 @@ def shortened(text: str, num_characters: int) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """What foreign code raised, in one short line; its own `repr` may fail."""
+    """What foreign code raised, in one short line that can be printed; its own `repr` may fail."""
     try:
         text = repr(error)
     except BaseException:
-        text = type(error).__name__
-    return str.__getitem__(text, slice(_DESCRIBED_CHARACTERS))  # a subclass of str need not obey
+        text = _name_of(type(error))
+    # A subclass of str need not obey
+    return printable(str.__getitem__(text, slice(_DESCRIBED_CHARACTERS)))
+
+
+def printable(text: str) -> str:
+    """Foreign text with escapes for what no log, message or terminal should get."""
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
+    )
 
 
 def _indented(faults: Iterable[str]) -> list[str]:

@@ -6,6 +6,7 @@ refuses nobody; where the choice of whom to shed fails, the default chooses, whi
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -85,13 +86,14 @@ def _check_refusals(length: int, answers: Any) -> Refusal | None:
 def _check_refusal(refusal: Any) -> Refusal:
     if type(refusal) is not Refusal:
         raise AnswerError(f"expected a Refusal or None, got {type(refusal).__name__}")
-    reason, after_s = refusal.reason, refusal.retry_after_s
+    # No subclasses: what one does when it is compared is up to its author
+    reason, limit, after_s = refusal.reason, refusal.limit, refusal.retry_after_s
     if type(reason) is not str or not 0 < len(reason) <= _REASON_CHARACTERS:
         raise AnswerError(f"a reason must be a text of 1 to {_REASON_CHARACTERS} characters")
     if not reason.isprintable():
         raise AnswerError("a reason must have characters that can be printed")
-    if refusal.limit not in ("tenant", "service"):
+    if type(limit) is not str or limit not in ("tenant", "service"):
         raise AnswerError("the limit of a refusal must be 'tenant' or 'service'")
     if type(after_s) not in (int, float) or not 0 <= after_s <= _LONGEST_RETRY_S:
         raise AnswerError(f"retry_after_s must be a number from 0 to {_LONGEST_RETRY_S:.0f}")
-    return refusal
+    return replace(refusal)  # the policy may have kept its own

@@ -10,26 +10,48 @@ What Python cannot interrupt, one long call of C code, no guard ends: see `polic
 
 from __future__ import annotations
 
+# What `signal` wraps, without the enumerations, which take longer than the calls
+import _signal  # type: ignore[import-not-found]
 import _thread
+import resource
 import signal
 import time
 from collections.abc import Callable
 from types import FrameType, TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 T = TypeVar("T")
 
-# A thread that waits for a busy machine has spent no CPU time. Interrupting it would cost the
-# policy its state and win nothing; nor may one that sleeps go on for ever.
-PATIENCE_S = 0.050
+# A thread that waits for a busy machine has spent no CPU time. Interrupting it costs the policy its
+# state, and where it just got the processor back it would end by itself. Others wait all the same.
+GRACE_S = 0.005  # beyond the limit
+PATIENCE_S = 0.050  # in all, whatever the machine does
 
 _PATIENCE_FACTOR = 5  # times the limit, where that is more
 _POLL_S = 1e-3  # between looks at one that had no time yet
 _FRESH_S = 1e-3  # for so long a sample of the CPU clock serves
 
+_IDLE_LOOKS = 2  # in a row, of one that sleeps
+_IDLE_SHARE = 0.3  # of the time between looks; beyond it, it computes
+_PROMPT = 0.5, 1.5  # polls between looks at one whom nothing keeps from running
+
+_LONGEST_CHAIN = 100  # a chain of errors may be made to have no end
+
+_traceback_of: Callable[[BaseException], TracebackType | None]
+_traceback_of = vars(BaseException)["__traceback__"].__get__
+_context_of: Callable[[BaseException], BaseException | None]
+_context_of = vars(BaseException)["__context__"].__get__
+
+_ALARM = int(signal.SIGALRM)
+_THREAD = getattr(resource, "RUSAGE_THREAD", None)  # Linux only; elsewhere patience has to do
+
 
 class Interrupted(Exception):
     """The call was ended, or tried to swallow its end; what it left behind may be half done."""
+
+
+class Disarmed(Exception):
+    """The call took away the signal or the timer by which it would be ended. They are back."""
 
 
 class HookGuard(Protocol):
@@ -40,10 +62,14 @@ class HookGuard(Protocol):
 
         Raises:
             Interrupted: it went on for longer than `limit_s` and was ended.
+            Disarmed: it has ended, but could not have been ended by anybody else.
         """
 
-    def cpu_s(self) -> float:
-        """CPU seconds that this thread has certainly spent since the latest `run` began."""
+    def taken_s(self) -> float:
+        """Seconds that the latest call has certainly taken by its own will.
+
+        That is the time that its thread computed, or all of it, if it was seen to sleep.
+        """
 
 
 class NoGuard:
@@ -52,7 +78,7 @@ class NoGuard:
     def run(self, limit_s: float, call: Callable[..., T], *arguments: Any) -> T:
         return call(*arguments)
 
-    def cpu_s(self) -> float:
+    def taken_s(self) -> float:
         """Unknown, so no excuse."""
         return float("inf")
 
@@ -74,25 +100,68 @@ class _Again:
 _again = _Again()
 
 
+class _Look(NamedTuple):
+    """A thread's situation."""
+
+    now_s: float
+    cpu_s: float  # that it has computed
+    switches: int  # how often it gave up the processor by itself
+
+
+class Drowsiness:
+    """Tells a thread that sleeps from one that is kept from running, by looks POLL_S apart.
+
+    Both compute next to nothing. One that the machine keeps from running does not give up the
+    processor. One that waits for Python's lock does, but is late for its looks, or computes in
+    between: whoever has the lock keeps it for longer than that, or lets others in at once.
+    """
+
+    def __init__(self) -> None:
+        self._before: _Look | None = None
+        self._num_idle = 0
+
+    def sleeps(self, now_s: float, cpu_s: float, switches: int) -> bool:
+        """Take another look."""
+        before, self._before = self._before, _Look(now_s, cpu_s, switches)
+        if before is None:
+            return False
+        since_s = now_s - before.now_s
+        is_idle = (
+            switches > before.switches
+            and cpu_s - before.cpu_s <= _IDLE_SHARE * since_s
+            and _PROMPT[0] <= since_s / _POLL_S <= _PROMPT[1]
+        )
+        self._num_idle = self._num_idle + 1 if is_idle else 0
+        return self._num_idle >= _IDLE_LOOKS
+
+
 class SignalGuard:
     """Breaks Python code and sleeps in the main thread.
 
-    A call is interrupted once its thread has computed for the limit, or once PATIENCE_S have gone
-    by, and five times the limit. The next interruption is pending then, so that one that swallows
-    the first meets another where it goes on, outside of what caught it, and so on until nothing
-    catches. A late signal does nothing: the handler raises only inside of the call, and `run`
-    itself is outside.
+    A call is interrupted once its thread has computed for the limit, or is seen to sleep beyond it;
+    or, whatever it does, a grace after the limit, if it had the processor again for two looks. Once
+    PATIENCE_S have gone by, and five times the limit, that no longer matters.
+
+    The next interruption is pending then, so that one that swallows the first meets another where
+    it goes on, outside of what caught it, and so on until nothing catches. A late signal does
+    nothing: the handler raises only inside of the call, and `run` itself is outside.
 
     Used as a context manager, which takes SIGALRM and gives it back.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, grace_s: float = GRACE_S) -> None:
+        """`grace_s` is what a call that computes too little to be ended may take beyond a limit."""
+        self._grace_s = grace_s
         self._previous: Any = None
+        self._handler = self._on_alarm  # one object, to be known again
         self._limit_s = 0.0
         self._started_s = 0.0
         self._sampled_s = float("-inf")
         self._cpu_s = 0.0
         self._interrupted = False
+        self._looked_s = float("-inf")
+        self._drowsiness: Drowsiness | None = None
+        self._slept = False
 
     def __enter__(self) -> SignalGuard:
         """Take the signal.
@@ -100,7 +169,8 @@ class SignalGuard:
         Raises:
             ValueError: this is not the main thread.
         """
-        self._previous = signal.signal(signal.SIGALRM, self._on_alarm)
+        self._previous = signal.signal(signal.SIGALRM, self._handler)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGALRM,))
         return self
 
     def __exit__(
@@ -117,21 +187,36 @@ class SignalGuard:
         now_s = time.monotonic()
         if now_s - self._sampled_s > _FRESH_S:
             self._sampled_s, self._cpu_s = now_s, time.thread_time()
-        self._started_s, self._limit_s, self._interrupted = now_s, limit_s, False
+        self._started_s, self._limit_s = now_s, limit_s
+        self._interrupted = self._slept = False
+        self._drowsiness = None
         signal.setitimer(signal.ITIMER_REAL, limit_s, _POLL_S)
         try:
             answer = call(*arguments)
-        except BaseException:
-            # Gone before the timer is, with all finalizers of the frames that it held
+        except BaseException as error:
             if not self._interrupted:
                 raise
+            # While the timer runs, as this runs the finalizers of all that the frames hold
+            forget_frames(error)
         finally:
-            signal.setitimer(signal.ITIMER_REAL, 0.0)
+            # No Python function from here on: a late signal would raise in it
+            is_armed = signal.setitimer(signal.ITIMER_REAL, 0.0)[1] == _POLL_S
+            if _signal.getsignal(_ALARM) is not self._handler:
+                _signal.signal(_ALARM, self._handler)
+                is_armed = False
+            if _ALARM in _signal.pthread_sigmask(_signal.SIG_BLOCK, ()):
+                _signal.pthread_sigmask(_signal.SIG_UNBLOCK, (_ALARM,))
+                is_armed = False
         if self._interrupted:
             raise Interrupted
+        if not is_armed:
+            raise Disarmed
         return answer
 
-    def cpu_s(self) -> float:
+    def taken_s(self) -> float:
+        return time.monotonic() - self._started_s if self._slept else self._computed_s()
+
+    def _computed_s(self) -> float:
         # Between sample and start no more CPU time than wall time can have gone by
         return time.thread_time() - self._cpu_s - (self._started_s - self._sampled_s)
 
@@ -145,13 +230,49 @@ class SignalGuard:
         raise _Overrun
 
     def _is_over(self) -> bool:
-        elapsed_s = time.monotonic() - self._started_s
-        patience_s = max(PATIENCE_S, _PATIENCE_FACTOR * self._limit_s)
-        return elapsed_s >= patience_s or self.cpu_s() >= self._limit_s
+        now_s = time.monotonic()
+        elapsed_s, since_s = now_s - self._started_s, now_s - self._looked_s
+        if elapsed_s < self._limit_s:
+            return False  # somebody else's signal
+        self._looked_s = now_s
+        if self._computed_s() >= self._limit_s or self._is_asleep(now_s):
+            return True
+        if elapsed_s >= self._limit_s + self._grace_s and since_s <= _PROMPT[1] * _POLL_S:
+            return True
+        return elapsed_s >= max(PATIENCE_S, _PATIENCE_FACTOR * self._limit_s)
+
+    def _is_asleep(self, now_s: float) -> bool:
+        if _THREAD is None:
+            return False
+        self._drowsiness = self._drowsiness or Drowsiness()
+        switches = resource.getrusage(_THREAD).ru_nvcsw
+        self._slept = self._drowsiness.sleeps(now_s, time.thread_time(), switches)
+        return self._slept
+
+
+def forget_frames(error: BaseException | None) -> None:
+    """Clear all frames that an error came through, and those before it in its chain.
+
+    pluggy's frames and their error hold each other, and with them a policy that was replaced, whose
+    finalizer would run whenever the garbage collector finds them. Nothing of the error's own runs.
+    """
+    for _ in range(_LONGEST_CHAIN):
+        if error is None:
+            return
+        trace = _traceback_of(error)
+        while trace is not None:
+            try:  # noqa: SIM105 - that is Python code, in which a signal would raise
+                trace.tb_frame.clear()
+            except RuntimeError:  # it has not ended
+                pass
+            trace = trace.tb_next
+        error = _context_of(error)
 
 
 def _is_in_call(frame: FrameType | None) -> bool:
-    """Whether `SignalGuard.run` waits for what `frame` does, which is not handling a signal."""
+    """Whether `SignalGuard.run` waits for what `frame` does, which is foreign or may be ended."""
+    if frame is not None and frame.f_code is _FORGET:
+        return False
     while frame is not None and frame.f_code is not _HANDLER:
         frame = frame.f_back
         if frame is not None and frame.f_code is _RUN:
@@ -160,4 +281,5 @@ def _is_in_call(frame: FrameType | None) -> bool:
 
 
 _RUN = SignalGuard.run.__code__
+_FORGET = forget_frames.__code__
 _HANDLER = SignalGuard._on_alarm.__code__

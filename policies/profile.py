@@ -1,15 +1,17 @@
-"""A profile: which policy answers which hook, as one pluggy manager."""
+"""A profile: which policy answers which hook, each policy in a pluggy manager of its own."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import pluggy
 
 from cadenza.policies import hookspecs
 from cadenza.policies.builtin import BUILTIN, DEFAULTS
-from cadenza.policies.contract import OBSERVERS, faults_of, hooks_of
+from cadenza.policies.contract import ARGUMENTS, OBSERVERS, faults_of, hooks_of
 from cadenza.policies.errors import ProfileError, quoted, unknown
 from cadenza.policies.markers import PROJECT
 from cadenza.policies.options import build_policy, read_options
@@ -35,11 +37,16 @@ class _Made(NamedTuple):
 
 
 class _Wired(NamedTuple):
-    """One manager with all instances, and what was derived from it."""
+    """An instance in a manager of its own, so that it is replaced without touching any other."""
 
     manager: pluggy.PluginManager
-    callers: dict[tuple[str, str], pluggy.HookCaller]
-    observers: dict[str, tuple[str, ...]]
+    callers: dict[str, pluggy.HookCaller]  # by hook, of those that it has
+
+    def let_go(self) -> None:
+        """Drop the instance, which ends here if nobody else holds it: managers are cycles."""
+        self.callers.clear()
+        for name, _ in self.manager.list_name_plugin():
+            self.manager.unregister(name=name)
 
 
 _OF_OBJECT = {name: getattr(object, name) for name in dir(object)}
@@ -108,7 +115,11 @@ class Profile:
         self._made: dict[str, _Made] = {}
         self.kept: frozenset[str] = frozenset()  # policies taken over from the profile before
         self._instances = self._build_all(faults, before)
-        self._wired = self._wire(self._instances)
+        self._wired = {policy: self._wire(policy, each) for policy, each in self._instances.items()}
+        self._observers = {
+            hook: tuple(policy for policy, each in self._wired.items() if hook in each.callers)
+            for hook in OBSERVERS
+        }
         # Read once, as a class may be made to run code when it is asked for an attribute
         order = self._policies[self.names["order_admissions"]]
         self.overtakes_within_tenant = getattr(order, "overtakes_within_tenant", False) is True
@@ -127,14 +138,14 @@ class Profile:
 
     def observers(self, hook: str) -> tuple[str, ...]:
         """The policies that an observer hook tells, in no particular order."""
-        return self._wired.observers[hook]
+        return self._observers[hook]
 
     def caller(self, hook: str, policy: str) -> pluggy.HookCaller:
-        """Asks one policy, a chosen or the default one of `hook` or an observer, nobody else.
+        """Asks one policy that has this hook, nobody else.
 
-        Ask for it again after `rebuild`: a caller belongs to the instances of its time.
+        Ask for it again after `rebuild`: a caller belongs to the instance of its time.
         """
-        return self._wired.callers[hook, policy]
+        return self._wired[policy].callers[hook]
 
     def rebuild(self, policy: str) -> None:
         """Put a fresh instance, of the same class and options, in the place of a policy's.
@@ -143,18 +154,20 @@ class Profile:
             ProfileError: it cannot be built now; the old instance is still in its place.
             KeyError: the profile has no such policy.
         """
-        if policy not in self._instances:
-            raise KeyError(policy)
-        instances = {**self._instances, policy: self._build(policy)}
-        self._wired = self._wire(instances)
-        self._instances = instances
+        instance = self._build(policy)
+        wired, before = self._wire(policy, instance), self._wired[policy]
+        # One by one, as this may be interrupted anywhere
+        self._wired[policy] = wired
+        self._instances[policy] = instance
+        before.let_go()
 
     def follow(self, before: Profile) -> None:
         """Take over again what `before`, which this was built with, has had rebuilt meanwhile."""
-        latest = {policy: before._instances[policy] for policy in self.kept}
-        if any(self._instances[policy] is not instance for policy, instance in latest.items()):
-            self._instances |= latest
-            self._wired = self._wire(self._instances)
+        for policy in self.kept:
+            latest = before._instances[policy]
+            if self._instances[policy] is not latest:
+                self._wired[policy] = self._wire(policy, latest)
+                self._instances[policy] = latest
 
     def let_go(self) -> None:
         """Drop all instances now, not whenever the garbage collector finds them.
@@ -162,11 +175,9 @@ class Profile:
         Those that nobody else holds end here, so their finalizers run in the calling thread. The
         profile is of no use afterwards.
         """
-        manager = self._wired.manager
-        self._wired = _Wired(manager, {}, {})
         self._instances.clear()
-        for _, instance in manager.list_name_plugin():
-            manager.unregister(instance)
+        while self._wired:
+            self._wired.popitem()[1].let_go()
 
     def _build_all(self, faults: list[str], before: Profile | None) -> dict[str, object]:
         """Instances of all policies, unless there are faults, or some come to light here."""
@@ -200,28 +211,30 @@ class Profile:
     def _build(self, policy: str) -> object:
         return build_policy(policy, *self._made[policy])
 
-    def _wire(self, instances: Mapping[str, object]) -> _Wired:
+    def _wire(self, policy: str, instance: object) -> _Wired:
         manager = _Manager(PROJECT)
-        manager.add_hookspecs(hookspecs)
-        for policy, instance in instances.items():
-            try:
-                manager.register(instance, name=policy)
-                manager.check_pending()
-            except Exception as error:
-                raise ProfileError(f"policy {policy!r} cannot be used: {error}") from error
+        try:
+            hooks = {*hooks_of(type(instance)), *dir(instance)} & {*ARGUMENTS}
+            if hooks:  # else pluggy complains; it may have optional ones that are not ours
+                manager.add_hookspecs(_specifications(frozenset(hooks)))
+            manager.register(instance, name=policy)
+            manager.check_pending()
+        except Exception as error:
+            raise ProfileError(f"policy {policy!r} cannot be used: {error}") from error
         if self._trace:
             trace_calls(manager)
-        observers = {hook: _implementing(manager, hook) for hook in OBSERVERS}
-        asked = {(hook, name) for names in (DEFAULTS, self.names) for hook, name in names.items()}
-        asked |= {(hook, name) for hook in (GUARD, GATE) for name in self.deciding(hook)}
-        asked |= {(hook, policy) for hook, told in observers.items() for policy in told}
-        callers = {
-            (hook, policy): manager.subset_hook_caller(
-                hook, [each for name, each in instances.items() if name != policy]
-            )
-            for hook, policy in asked
-        }
-        return _Wired(manager, callers, observers)
+        callers = {hook: getattr(manager.hook, hook) for hook in hooks}
+        return _Wired(
+            manager, {hook: each for hook, each in callers.items() if each.get_hookimpls()}
+        )
+
+
+@lru_cache(maxsize=1024)
+def _specifications(hooks: frozenset[str]) -> ModuleType:
+    """Those of some hooks alone: to read all of them takes as long as registering a policy."""
+    some = ModuleType(hookspecs.__name__)
+    vars(some).update({hook: getattr(hookspecs, hook) for hook in hooks})
+    return some
 
 
 def _are_equal(one: _Made | None, other: _Made) -> bool:
@@ -229,10 +242,6 @@ def _are_equal(one: _Made | None, other: _Made) -> bool:
         return one == other
     except Exception:  # options are foreign code, and may hold what cannot be compared
         return False
-
-
-def _implementing(manager: pluggy.PluginManager, hook: str) -> tuple[str, ...]:
-    return tuple(impl.plugin_name for impl in getattr(manager.hook, hook).get_hookimpls())
 
 
 def _as_tuples(chosen: Chosen) -> dict[str, tuple[str, ...]]:

@@ -5,16 +5,18 @@ step; the default decides. After STRIKES failures within WINDOW_S it is quaranti
 together, until `release`. All policies share one time budget a step; once little of it is left,
 those not asked yet are passed over, as an interrupted call costs its policy what it has learned.
 
+One that was interrupted rests, so that no step pays for more than one overrun of it, and is built
+anew in the budget of the step in which it is next asked.
+
 The default policies are trusted: they are what decides when others fail, so they have no time limit
 and are never passed over. One that raises is counted and logged as an error, and has no opinion.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, TypeVar
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import structlog
 from structlog.typing import FilteringBoundLogger
@@ -22,16 +24,33 @@ from structlog.typing import FilteringBoundLogger
 from cadenza.policies.blame import SIZE, Blame
 from cadenza.policies.builtin import DEFAULTS
 from cadenza.policies.errors import describe
-from cadenza.policies.hook_guard import PATIENCE_S, HookGuard, Interrupted, NoGuard
+from cadenza.policies.hook_guard import (
+    PATIENCE_S,
+    Disarmed,
+    HookGuard,
+    Interrupted,
+    NoGuard,
+    forget_frames,
+)
 from cadenza.policies.profile import Profile
+from cadenza.policies.standing import STRIKES, WINDOW_S, FaultCount, Hook, Standing, Tally
 from cadenza.policies.views import Occasion
 
+__all__ = [
+    "BUDGET_S",
+    "STRIKES",
+    "WINDOW_S",
+    "FaultCount",
+    "PolicyRunner",
+    "PolicyUnusable",
+    "Tally",
+]
+
 BUDGET_S = 0.010  # of all policies together, in a step
-STRIKES = 3
-WINDOW_S = 60.0
 
 _LEAST_SHARE = 0.2  # of the budget; who would have less is not asked
-_REBUILD_S = 0.050  # for building an instance anew
+_RELEASE_S = 0.050  # for building an instance anew when somebody waits for that
+_DISARMED = "took away the signal or the timer that ends calls"
 
 T = TypeVar("T")
 
@@ -40,53 +59,6 @@ _log: FilteringBoundLogger = structlog.get_logger(__name__)
 
 class PolicyUnusable(Exception):
     """A policy cannot be built anew; it stays in quarantine."""
-
-
-@dataclass(slots=True)
-class Tally:
-    """What one hook of one policy did so far."""
-
-    calls: int = 0
-    faults: int = 0
-    excused: int = 0  # interrupted for lack of time that others had spent, or the machine
-    passed_over: int = 0  # not asked: quarantined, at fault in the step, or too little time left
-    spent_s: float = 0.0
-    last_error: str = ""
-
-
-class FaultCount(NamedTuple):
-    """For whoever watches: a hook that has failed, and whether its policy is quarantined now."""
-
-    policy: str
-    hook: str
-    faults: int
-    quarantined: bool
-
-
-@dataclass(slots=True)
-class _Standing:
-    """What a policy's failures have led to."""
-
-    trusted: bool
-    quarantined: bool = False
-    failed_step: int | None = None
-    lacked_time: bool = False  # and the log says so
-    strikes: deque[float] = field(default_factory=lambda: deque(maxlen=STRIKES))
-
-    def is_out(self, step_id: int) -> bool:
-        return self.quarantined or self.failed_step == step_id
-
-
-@dataclass(slots=True)
-class _Hook:
-    """One hook of one policy."""
-
-    policy: str
-    name: str
-    number: int  # for the blame
-    standing: _Standing
-    told: bool = False  # of a fault, in the log
-    tally: Tally = field(default_factory=Tally)
 
 
 class PolicyRunner:
@@ -100,6 +72,7 @@ class PolicyRunner:
         guard: HookGuard | None = None,
         blame: Blame | None = None,
         budget_s: float = BUDGET_S,
+        refill: float | None = None,
         log: FilteringBoundLogger = _log,
     ) -> None:
         """Call the hooks of `profile`.
@@ -112,6 +85,8 @@ class PolicyRunner:
                 one, a KeyboardInterrupt is a fault like any other.
             blame: where the call under way is noted.
             budget_s: for all policies together in a step.
+            refill: how much of the budget comes back in each second that goes by, as a share of it;
+                None: each step has a whole one.
             log: told of faults and what they lead to.
         """
         self._profile = profile
@@ -122,10 +97,13 @@ class PolicyRunner:
         self._not_theirs: tuple[type[BaseException], ...] = (KeyboardInterrupt,) if is_free else ()
         self._blame = blame or Blame(bytearray(SIZE))
         self._budget_s = budget_s
+        self._least_s = _LEAST_SHARE * budget_s
+        self._refill = refill
         self._log = log
-        self._hooks: dict[tuple[str, str], _Hook] = {}
-        self._standings: dict[str, _Standing] = {}
+        self._hooks: dict[tuple[str, str], Hook] = {}
+        self._standings: dict[str, Standing] = {}
         self._step_id: int | None = None
+        self._now_s = 0.0
         self._spent_s = 0.0  # of the budget, in this step
         self._has_news = False
         self.faults = 0  # of all policies
@@ -171,18 +149,19 @@ class PolicyRunner:
         them. What is said of a step holds for whatever the latter stands for.
         """
         step: Occasion = arguments.get("step") or arguments["service"]
-        if step.step_id != self._step_id:
-            self._step_id, self._spent_s = step.step_id, 0.0
+        step_id, now_s = step.step_id, step.now_s  # a policy may find a way to change the view
+        if step_id != self._step_id:
+            self._begin(step_id, now_s)
         asked = self._hooks.get((policy, hook)) or self._open(policy, hook)
         standing, tally = asked.standing, asked.tally
         limit_s = self._budget_s - self._spent_s
         if not standing.trusted:
-            is_out = standing.is_out(step.step_id)
-            if is_out or limit_s <= _LEAST_SHARE * self._budget_s:
-                tally.passed_over += 1
-                if not is_out:
-                    self._log_lack_of_time(asked, limit_s)
-                return None
+            is_out = standing.is_out(step_id, now_s)
+            if is_out or standing.is_spoilt or limit_s <= self._least_s:
+                if is_out or not self._is_ready(asked):
+                    tally.passed_over += 1
+                    return None
+                limit_s = self._budget_s - self._spent_s
         interrupted = False
         started_s = self._timer()
         self._blame.enter(asked.number, started_s)
@@ -193,6 +172,8 @@ class PolicyRunner:
                 answer, error = self._guard.run(limit_s, self._attempt, asked, check, arguments)
         except Interrupted:
             answer, error, interrupted = None, None, True
+        except Disarmed:
+            answer, error = None, _DISARMED
         finally:
             self._blame.leave()
         elapsed_s = self._timer() - started_s
@@ -201,11 +182,10 @@ class PolicyRunner:
         if not standing.trusted:
             self._spent_s += elapsed_s
             if interrupted or elapsed_s > limit_s:
-                return self._judge_overrun(
-                    asked, answer, error, step, limit_s, elapsed_s, interrupted
-                )
+                return self._judge_overrun(asked, answer, error, limit_s, elapsed_s, interrupted)
+            standing.was_excused = False
         if error is not None:
-            self._count_fault(asked, error, step)
+            self._count_fault(asked, error)
         return answer
 
     def use(self, profile: Profile) -> None:
@@ -236,30 +216,36 @@ class PolicyRunner:
         standing = self._standings.get(policy)
         if standing is None or not standing.quarantined:
             return
-        error = self._rebuild(policy)
+        error = self._rebuild(policy, _RELEASE_S)
         if error is not None:
             raise PolicyUnusable(f"policy {policy!r} cannot be built anew: {error}")
-        standing.quarantined = standing.lacked_time = False
-        standing.strikes.clear()
+        standing.forgive()
         for hook in self._hooks.values():
             if hook.policy == policy:
                 hook.told = False
         self._has_news = True
         self._log.info("policy released", policy=policy)
 
-    def _open(self, policy: str, name: str) -> _Hook:
+    def _begin(self, step_id: int, now_s: float) -> None:
+        back_s = self._spent_s
+        if self._refill is not None:
+            back_s = min(self._spent_s, self._refill * max(now_s - self._now_s, 0.0))
+        self._step_id, self._now_s = step_id, now_s
+        self._spent_s -= back_s
+
+    def _open(self, policy: str, name: str) -> Hook:
         number = self._blame.number_of(policy, name)
-        hook = self._hooks[policy, name] = _Hook(policy, name, number, self._standing_of(policy))
+        hook = self._hooks[policy, name] = Hook(policy, name, number, self._standing_of(policy))
         return hook
 
-    def _standing_of(self, policy: str) -> _Standing:
+    def _standing_of(self, policy: str) -> Standing:
         standing = self._standings.get(policy)
         if standing is None:
-            standing = self._standings[policy] = _Standing(trusted=policy in DEFAULTS.values())
+            standing = self._standings[policy] = Standing(trusted=policy in DEFAULTS.values())
         return standing
 
     def _attempt(
-        self, asked: _Hook, check: Callable[[Any], T | None], arguments: dict[str, Any]
+        self, asked: Hook, check: Callable[[Any], T | None], arguments: dict[str, Any]
     ) -> tuple[T | None, str | None]:
         """The answer, or what was wrong. Nothing of the policy's own leaves the guarded call.
 
@@ -276,34 +262,69 @@ class PolicyRunner:
         except BaseException as error:
             # The boundary between foreign code and the core: SystemExit too stays here, and, under
             # a guard, KeyboardInterrupt.
-            return None, describe(error)
+            told = describe(error)
+            forget_frames(error)
+            return None, told
+
+    def _is_ready(self, asked: Hook) -> bool:
+        """Whether there is time to ask a policy, and to build it anew before if need be."""
+        if asked.standing.is_spoilt and self._has_time(asked):
+            self._replace(asked)
+            if asked.standing.is_spoilt:
+                return False
+        return self._has_time(asked)
+
+    def _has_time(self, asked: Hook) -> bool:
+        left_s = self._budget_s - self._spent_s
+        if left_s > self._least_s:
+            return True
+        self._log_lack_of_time(asked, left_s)
+        return False
 
     def _judge_overrun(
         self,
-        asked: _Hook,
+        asked: Hook,
         answer: T | None,
         error: str | None,
-        step: Occasion,
         limit_s: float,
         elapsed_s: float,
         interrupted: bool,
     ) -> T | None:
-        """A call took longer than was left. Had it the processor, or time enough without it?"""
-        guilty = elapsed_s >= PATIENCE_S or self._guard.cpu_s() >= self._budget_s
+        """A call took longer than was left."""
+        guilty = self._is_guilty(asked.standing, limit_s, elapsed_s)
         if guilty:
             took = "was interrupted after" if interrupted else "took"
-            self._count_fault(asked, f"{took} {elapsed_s * 1e3:.1f} ms", step)
+            self._count_fault(asked, f"{took} {elapsed_s * 1e3:.1f} ms")
         elif interrupted:
-            asked.tally.excused += 1
-            asked.standing.failed_step = step.step_id
-            self._log_lack_of_time(asked, limit_s)
+            self._excuse(asked, limit_s)
         elif error is not None:
-            self._count_fault(asked, error, step)
-        if interrupted and not asked.standing.quarantined:  # else `release` replaces it
-            self._replace(asked, step)
-        return None if guilty or interrupted else answer
+            self._count_fault(asked, error)
+        if interrupted:  # it may be half changed; nobody shall ask it again
+            asked.standing.is_spoilt = True
+        if interrupted or guilty:
+            asked.standing.rest(self._now_s)
+            return None
+        return answer
 
-    def _log_lack_of_time(self, asked: _Hook, left_s: float) -> None:
+    def _is_guilty(self, standing: Standing, limit_s: float, elapsed_s: float) -> bool:
+        """Whether it had the processor, or slept, or time enough without either.
+
+        A busy machine is no fault; but one that had all of the time, and took too long twice
+        running, is not excused by it again.
+        """
+        if elapsed_s >= PATIENCE_S or self._guard.taken_s() >= self._budget_s:
+            return True
+        if limit_s < self._budget_s - self._least_s:
+            return False  # others had spent it
+        again, standing.was_excused = standing.was_excused, True
+        return again
+
+    def _excuse(self, asked: Hook, limit_s: float) -> None:
+        asked.tally.excused += 1
+        asked.standing.failed_step = self._step_id
+        self._log_lack_of_time(asked, limit_s)
+
+    def _log_lack_of_time(self, asked: Hook, left_s: float) -> None:
         """Nobody's fault, and so in no metric; but a policy that is never asked decides nothing."""
         if not asked.standing.lacked_time:
             asked.standing.lacked_time = True
@@ -311,7 +332,7 @@ class PolicyRunner:
             warn = self._log.warning
             warn("policy lacks time", hook=asked.name, policy=asked.policy, left_ms=left_ms)
 
-    def _count_fault(self, asked: _Hook, error: str, step: Occasion) -> None:
+    def _count_fault(self, asked: Hook, error: str) -> None:
         """Log the first fault of each policy in each hook; a broken one would fill the log.
 
         The first after a release is logged again.
@@ -325,28 +346,36 @@ class PolicyRunner:
             asked.told = True
             warn = self._log.error if standing.trusted else self._log.warning
             warn("policy fault", hook=asked.name, policy=asked.policy, error=error)
-        if standing.trusted:
-            return
-        standing.failed_step = step.step_id
-        standing.strikes.append(step.now_s)
-        if len(standing.strikes) == STRIKES and step.now_s - standing.strikes[0] <= WINDOW_S:
+        assert self._step_id is not None
+        if not standing.trusted and standing.strike(self._step_id, self._now_s):
             self._quarantine(asked, error)
 
-    def _replace(self, asked: _Hook, step: Occasion) -> None:
-        """An interrupted instance may be half changed; nobody shall ask it again."""
-        self._blame.enter(asked.number, self._timer())
-        error = self._rebuild(asked.policy)
+    def _replace(self, asked: Hook) -> None:
+        """Build a spoilt instance anew, in what is left of the budget; else it rests again."""
+        limit_s = self._budget_s - self._spent_s
+        started_s = self._timer()
+        self._blame.enter(asked.number, started_s)
+        error = self._rebuild(asked.policy, limit_s)
         self._blame.leave()
-        if error is not None:
-            self._count_fault(asked, f"cannot be built anew: {error}", step)
-            self._quarantine(asked, error)
+        elapsed_s = self._timer() - started_s
+        self._spent_s += elapsed_s
+        if error is None:
+            asked.standing.is_spoilt = False
+            return
+        asked.standing.rest(self._now_s)
+        if elapsed_s > limit_s and not self._is_guilty(asked.standing, limit_s, elapsed_s):
+            self._excuse(asked, limit_s)
+        else:
+            self._count_fault(asked, f"cannot be built anew: {error}")
 
-    def _rebuild(self, policy: str) -> str | None:
+    def _rebuild(self, policy: str, limit_s: float) -> str | None:
         """Put a fresh instance in the place of a policy's; what is wrong if that fails."""
         try:
-            return self._guard.run(_REBUILD_S, self._try_to_rebuild, policy)
+            return self._guard.run(limit_s, self._try_to_rebuild, policy)
         except Interrupted:
-            return f"takes longer than {_REBUILD_S * 1e3:.0f} ms"
+            return f"takes longer than {limit_s * 1e3:.0f} ms"
+        except Disarmed:
+            return _DISARMED
 
     def _try_to_rebuild(self, policy: str) -> str | None:
         try:
@@ -357,7 +386,7 @@ class PolicyRunner:
             return describe(error)
         return None
 
-    def _quarantine(self, asked: _Hook, error: str) -> None:
+    def _quarantine(self, asked: Hook, error: str) -> None:
         if not asked.standing.quarantined:
             asked.standing.quarantined = True
             self._has_news = True

@@ -1,7 +1,9 @@
 """The policies of the front process: instances of its own, and what became of them.
 
 They are asked on the event loop's thread, which every stream waits for, so a guard ends what takes
-too long. Nobody supervises this process: one long call of C code holds it until it returns.
+too long, and arrivals that come close together share one budget: half of the loop's time, beyond
+what a step may have at once. Nobody supervises this process: one long call of C code holds it until
+it returns.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ from cadenza.policies.hook_guard import HookGuard
 from cadenza.policies.profile import Profile
 from cadenza.policies.runner import FaultCount, PolicyRunner
 from cadenza.wire.messages import HookUse
+
+_REFILL = 0.5  # of the time that goes by, for all policies together
 
 
 class FrontPolicies:
@@ -33,7 +37,7 @@ class FrontPolicies:
             timer: seconds, to measure calls with; without one no call takes any time.
         """
         self._profile = profile or Profile()
-        self._runner = PolicyRunner(self._profile, timer=timer, guard=guard)
+        self._runner = PolicyRunner(self._profile, timer=timer, guard=guard, refill=_REFILL)
         self.decisions = FrontDecisions(self._profile, self._runner)
 
     def use(self, profile: Profile) -> None:

@@ -40,7 +40,7 @@ class PolicyConformance:
     policy: ClassVar[type]
     options: ClassVar[Mapping[str, Any]] = {}
     patience_s: ClassVar[float] = PATIENCE_S
-    """Seconds of processor time after which a call counts as hanging; five times that asleep."""
+    """Seconds of processor time, or of sleep, after which a call counts as hanging."""
 
     def test_a_profile_takes_it(self) -> None:
         """Name, hooks, `Options` and version are as they should be, and it can be built."""

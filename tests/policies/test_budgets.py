@@ -25,6 +25,13 @@ class Loose(StepBudget):
     """Not quite a budget."""
 
 
+class Whole(np.int64):
+    """Not quite a number: the core would compare it."""
+
+    def __lt__(self, other: Any) -> Any:
+        return False
+
+
 def decisions_with(answer: Any) -> Decisions:
     class Policy:
         @hookimpl
@@ -64,6 +71,8 @@ def test_a_budget_is_at_most_what_is_configured(answer: Any, budget: StepBudget)
         StepBudget(8.0),
         StepBudget(True),
         StepBudget(np.nan),
+        StepBudget(Whole(-8)),
+        StepBudget(8, Whole(-8)),
         StepBudget(8, "8"),
         Loose(8),
         8,

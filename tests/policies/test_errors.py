@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import pytest
 
-from cadenza.policies.errors import ProfileError, quoted, unknown
+from cadenza.policies.errors import ProfileError, describe, quoted, unknown
 
 
 def test_of_very_many_faults_the_first_are_told():
@@ -48,3 +51,50 @@ def test_what_is_quoted(value: object, told: str):
 
 def test_a_number_that_python_does_not_write_is_quoted():
     assert quoted(10**5000) == "an unreadable int"
+
+
+class Sly(str):
+    def __getitem__(self, key: Any) -> Any:
+        raise SystemExit
+
+
+class Repr(Exception):
+    def __init__(self, text: Any) -> None:
+        self.text = text
+
+    def __repr__(self) -> str:
+        if self.text is None:
+            raise SystemExit
+        return self.text  # type: ignore[no-any-return]
+
+
+class Nameless(type):
+    @property
+    def __name__(cls) -> str:  # type: ignore[override]
+        raise SystemExit
+
+
+class Untold(Repr, metaclass=Nameless):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ValueError("no"), "ValueError('no')"),
+        (Repr("x" * 5000), "x" * 200),
+        (Repr(Sly("sly")), "sly"),
+        (Repr(None), "Repr"),
+        (Repr(5), "Repr"),
+        (Untold(None), "Untold"),
+        (Repr("two\nlines\x1b[31m"), "two\\nlines\\x1b[31m"),
+        (Repr("half a character \ud83d"), "half a character \\ud83d"),
+        (Repr("größe 漢字"), "größe 漢字"),
+    ],
+)
+def test_an_error_is_told_in_a_line_that_can_be_sent(error: Exception, told: str):
+    text = describe(error)
+
+    assert text == told
+    assert type(text) is str
+    assert json.dumps(text, ensure_ascii=False).encode()

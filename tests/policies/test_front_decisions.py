@@ -97,6 +97,10 @@ class TextOfItsOwn(str):
     pass
 
 
+class NumberOfItsOwn(float):
+    pass
+
+
 @dataclass(frozen=True)
 class Like:
     reason: str = "No."
@@ -122,6 +126,8 @@ WRONG_REFUSALS: dict[str, Any] = {
     "no text": [replace(NO, reason=None), None],  # type: ignore[arg-type]
     "another limit": [replace(NO, limit="mine"), None],  # type: ignore[arg-type]
     "a limit of another type": [replace(NO, limit=["tenant"]), None],  # type: ignore[arg-type]
+    "a limit that is its own": [replace(NO, limit=TextOfItsOwn("tenant")), None],  # type: ignore[arg-type]
+    "a number of its own": [replace(NO, retry_after_s=NumberOfItsOwn(1.0)), None],
     "a negative time": [replace(NO, retry_after_s=-1.0), None],
     "not a number": [replace(NO, retry_after_s=float("nan")), None],
     "no end": [replace(NO, retry_after_s=float("inf")), None],
@@ -139,6 +145,15 @@ def test_a_wrong_answer_refuses_nobody_and_the_next_gate_is_asked(wrong: str):
     assert refused is not None
     assert refused.gate == "other"
     assert front.runner.tallies["mine", "gate_arrivals"].faults == 1
+
+
+def test_a_policy_keeps_no_hand_on_its_refusal():
+    kept = replace(NO)
+    front = Front(mine=lambda _: [kept, None])
+    refused = front.gate()
+    object.__setattr__(kept, "reason", 5)
+
+    assert refused == Refused("mine", NO)
 
 
 WRONG_SCORES: dict[str, Any] = {

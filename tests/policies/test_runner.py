@@ -12,9 +12,10 @@ from cadenza.policies import RequestColumns, StepView, hookimpl
 from cadenza.policies.blame import SIZE, Blame, Culprit, read_blame
 from cadenza.policies.builtin import BUILTIN
 from cadenza.policies.decisions import Decisions
-from cadenza.policies.hook_guard import Interrupted, NoGuard
+from cadenza.policies.hook_guard import Disarmed, Interrupted, NoGuard
 from cadenza.policies.profile import Profile
 from cadenza.policies.runner import FaultCount, PolicyRunner, PolicyUnusable
+from cadenza.policies.standing import REST_S
 from tests.policies.views import STEP, columns
 
 WAITING = columns(arrival=[10, 11], overtakes=[0, 0])
@@ -28,8 +29,9 @@ class Machine:
 
     def __init__(self) -> None:
         self.now_s = 0.0
-        self.computed_s = float("inf")  # CPU seconds of the latest call
+        self.computed_s = float("inf")  # by the latest call, as the guard has it
         self.interrupts = False
+        self.disarms = False
         self.built = 0
         self.act: Callable[[], Any] = lambda: None  # whenever a hook is called
         self.construct: Callable[[], Any] = lambda: None
@@ -42,9 +44,12 @@ class Machine:
         if self.interrupts:
             self.interrupts = False
             raise Interrupted
+        if self.disarms:
+            self.disarms = False
+            raise Disarmed
         return answer
 
-    def cpu_s(self) -> float:
+    def taken_s(self) -> float:
         return self.computed_s
 
     def policy(machine) -> type:
@@ -77,7 +82,7 @@ class Machine:
 class Asked:
     """Decisions of one policy in two hooks, or of two policies in one each."""
 
-    def __init__(self, *, two: bool = False) -> None:
+    def __init__(self, *, two: bool = False, refill: float | None = None) -> None:
         self.machine = Machine()
         policies = {**BUILTIN, "mine": self.machine.policy(), "other": self.machine.policy()}
         chosen = {"order_admissions": "mine", "select_victims": "other" if two else "mine"}
@@ -88,6 +93,7 @@ class Asked:
             timer=self.machine.timer,
             guard=self.machine,
             blame=Blame(self.memory),
+            refill=refill,
         )
         self.decisions = Decisions(profile, self.runner)
         self.step = STEP
@@ -342,58 +348,211 @@ def test_who_waits_for_too_long_is_at_fault_without_computing(asked: Asked):
     assert asked.runner.faults == 1
 
 
-def interrupt(asked: Asked, computed_s: float) -> list[float]:
+def test_twice_running_the_machine_is_no_excuse(asked: Asked):
+    asked.machine.computed_s = 0.001
+    asked.machine.act = asked.machine.takes(0.011)
+    assert asked.order() == MY_ORDER
+    asked.next_step()
+    assert asked.order() == DEFAULT_ORDER
+    assert asked.runner.faults == 1
+
+    asked.next_step(after_s=0.2)
+    asked.machine.act = lambda: None
+    assert asked.order() == MY_ORDER
+    asked.next_step()
+    asked.machine.act = asked.machine.takes(0.011)
+    assert asked.order() == MY_ORDER
+    assert asked.runner.faults == 1
+
+
+def interrupt(asked: Asked, computed_s: float, took_s: float = 0.011) -> list[float]:
     asked.machine.computed_s = computed_s
-    asked.machine.act = asked.machine.takes(0.011, lambda: setattr(asked.machine, "interrupts", 1))
+    asked.machine.act = asked.machine.takes(took_s, lambda: setattr(asked.machine, "interrupts", 1))
     order = asked.order()
     asked.machine.act = lambda: None
     return order
 
 
-def test_an_interrupted_instance_is_built_anew(asked: Asked):
+def test_an_interrupted_instance_rests_and_is_built_anew(asked: Asked):
     assert interrupt(asked, computed_s=0.011) == DEFAULT_ORDER
 
-    assert asked.machine.built == 2
     assert asked.tally().last_error == "was interrupted after 11.0 ms"
-    asked.next_step()
+    asked.next_step(after_s=REST_S - 0.001)
+    assert asked.order() == DEFAULT_ORDER
+    assert asked.victims() == DEFAULT_VICTIMS
+    assert asked.machine.built == 1
+    asked.next_step(after_s=0.001)
     assert asked.order() == MY_ORDER
     assert asked.victims() == MY_VICTIMS
+    assert asked.machine.built == 2
+
+
+def test_who_answers_too_late_rests_and_stays_the_instance_that_it_is(asked: Asked):
+    asked.machine.act = asked.machine.takes(0.011)
+    assert asked.order() == DEFAULT_ORDER
+    asked.machine.act = lambda: None
+
+    asked.next_step()
+    assert asked.order() == DEFAULT_ORDER
+    asked.next_step(after_s=REST_S)
+    assert asked.order() == MY_ORDER
+    assert asked.machine.built == 1
+
+
+def test_building_anew_takes_its_time_from_the_step(asked: Asked):
+    interrupt(asked, computed_s=0.011)
+    asked.machine.construct = asked.machine.takes(0.0085)
+    asked.next_step(after_s=REST_S)
+
+    with capture_logs() as logs:
+        assert asked.order() == DEFAULT_ORDER
+
+    assert [(entry["event"], entry["left_ms"]) for entry in logs] == [("policy lacks time", 1.5)]
+    assert asked.machine.built == 2
+    asked.next_step()
+    assert asked.order() == MY_ORDER
+    assert asked.machine.built == 2
+
+
+def test_where_others_spent_the_time_nothing_is_built():
+    asked = Asked(two=True)
+    asked.machine.act = asked.machine.takes(0.003, lambda: setattr(asked.machine, "interrupts", 1))
+    asked.victims()
+    asked.next_step(after_s=REST_S)
+    built = asked.machine.built
+    asked.machine.act = asked.machine.takes(0.0085)
+
+    assert asked.order() == MY_ORDER
+    assert asked.victims() == DEFAULT_VICTIMS
+    assert asked.machine.built == built
 
 
 def test_a_third_strike_by_interruption_builds_nothing_until_the_release(asked: Asked):
     for _ in range(3):
         assert interrupt(asked, computed_s=0.011) == DEFAULT_ORDER
-        asked.next_step()
+        asked.next_step(after_s=REST_S)
 
     assert asked.runner.quarantined == ("mine",)
+    assert asked.order() == DEFAULT_ORDER
     assert asked.machine.built == 3
     asked.runner.release("mine")
     assert asked.machine.built == 4
     assert asked.order() == MY_ORDER
 
 
-def test_who_was_interrupted_in_what_others_left_is_excused_but_built_anew(asked: Asked):
+def test_who_was_interrupted_in_what_others_left_is_excused_but_built_anew():
+    asked = Asked(two=True)
     with capture_logs() as logs:
         for _ in range(5):
-            assert interrupt(asked, computed_s=0.003) == DEFAULT_ORDER
+            asked.machine.act = asked.machine.takes(0.007)
+            asked.order()
+            asked.machine.computed_s = 0.003
+            asked.machine.act = asked.machine.takes(
+                0.0031, lambda: setattr(asked.machine, "interrupts", 1)
+            )
             assert asked.victims() == DEFAULT_VICTIMS
-            asked.next_step()
+            asked.next_step(after_s=REST_S)
 
+    asked.machine.act = lambda: None
     assert [entry["event"] for entry in logs] == ["policy lacks time"]
-    assert asked.machine.built == 6
-    assert asked.tally().excused == 5
+    assert asked.tally("other", "select_victims").excused == 5
     assert asked.runner.faults == 0
+    assert asked.victims() == MY_VICTIMS
+    assert asked.machine.built == 2 + 5
+
+
+def test_what_cannot_be_built_anew_is_at_fault_again_and_again(asked: Asked):
+    asked.machine.construct = raises(SystemExit())
+    interrupt(asked, computed_s=0.011)
+
+    for faults in (2, 3):
+        asked.next_step(after_s=REST_S)
+        assert asked.order() == DEFAULT_ORDER
+        assert asked.victims() == DEFAULT_VICTIMS
+        assert asked.runner.faults == faults
+        asked.next_step()
+        assert asked.order() == DEFAULT_ORDER  # rests
+        assert asked.runner.faults == faults
+
+    assert asked.tally().last_error.startswith("cannot be built anew: ")
+    assert asked.runner.quarantined == ("mine",)
+
+
+def test_what_is_built_anew_at_last_is_asked_at_once(asked: Asked):
+    asked.machine.construct = raises(SystemExit())
+    interrupt(asked, computed_s=0.011)
+    asked.next_step(after_s=REST_S)
+    asked.order()
+    asked.machine.construct = lambda: None
+    asked.next_step(after_s=REST_S)
+
     assert asked.order() == MY_ORDER
 
 
-def test_an_interrupted_instance_that_cannot_be_built_anew_is_quarantined(asked: Asked):
-    asked.machine.construct = raises(SystemExit())
+def test_building_anew_on_a_busy_machine_is_no_fault(asked: Asked):
+    interrupt(asked, computed_s=0.011)
+    asked.machine.computed_s = 0.001
+    asked.machine.construct = asked.machine.takes(
+        0.015, lambda: setattr(asked.machine, "interrupts", 1)
+    )
+    asked.next_step(after_s=REST_S)
 
-    assert interrupt(asked, computed_s=0.011) == DEFAULT_ORDER
+    assert asked.order() == DEFAULT_ORDER
+    assert asked.tally().excused == 1
+    assert asked.runner.faults == 1
+
+
+def test_a_budget_may_come_back_little_by_little():
+    asked = Asked(refill=0.5)
+    asked.machine.act = asked.machine.takes(0.006)
+    assert asked.order() == MY_ORDER
+    asked.next_step(after_s=0.001)
+    asked.machine.act = asked.machine.takes(0.003)
+    assert asked.order() == MY_ORDER  # in 4.5 ms
+    asked.next_step(after_s=0.0005)
+    assert asked.order() == DEFAULT_ORDER
+    assert asked.tally().passed_over == 1
+    asked.next_step(after_s=0.001)
+    asked.machine.act = lambda: None
+    assert asked.order() == MY_ORDER  # in 2.25 ms
+    asked.next_step(after_s=1.0)
+    asked.machine.act = asked.machine.takes(0.0099)
+    assert asked.order() == MY_ORDER
+
+
+def test_who_takes_the_guards_signal_away_is_at_fault(asked: Asked):
+    asked.machine.disarms = True
+
+    assert asked.order() == DEFAULT_ORDER
+
+    assert asked.tally().last_error == "took away the signal or the timer that ends calls"
+    asked.next_step()
+    assert asked.order() == MY_ORDER
+    assert asked.runner.faults == 1
+
+
+def test_who_takes_the_signal_away_when_it_is_built_is_not_released(asked: Asked):
+    asked.fail(3)
+    asked.machine.disarms = True
+
+    with pytest.raises(PolicyUnusable, match="took away the signal"):
+        asked.runner.release("mine")
+
+
+def test_a_policy_that_changes_the_view_of_the_step_gains_nothing(asked: Asked):
+    def forge() -> None:
+        object.__setattr__(asked.step, "step_id", object())
+        object.__setattr__(asked.step, "now_s", "never")
+        raise ValueError
+
+    step = asked.step
+    for _ in range(3):
+        asked.step = replace(step, step_id=step.step_id + 1, now_s=step.now_s + 0.01)
+        step = replace(asked.step)
+        asked.machine.act = forge
+        assert asked.order() == DEFAULT_ORDER
 
     assert asked.runner.quarantined == ("mine",)
-    asked.next_step()
-    assert asked.victims() == DEFAULT_VICTIMS
 
 
 class Broken:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cadenza.policies import ArrivalColumns, Refusal, ServiceView, hookimpl
+from cadenza.policies import ArrivalColumns, Refusal, ServiceView, hookimpl, standing
 from cadenza.policies.builtin import BUILTIN
 from cadenza.policies.hook_guard import SignalGuard
 from cadenza.policies.profile import Profile
@@ -31,7 +31,9 @@ from .entering import Door
 
 
 @pytest.fixture
-def guard() -> Iterator[SignalGuard]:
+def guard(monkeypatch: pytest.MonkeyPatch) -> Iterator[SignalGuard]:
+    """With it the front's policies have little time, but need no rest: nobody waits for that."""
+    monkeypatch.setattr(standing, "REST_S", 0.0)
     with SignalGuard() as guard:
         yield guard
 
@@ -147,11 +149,12 @@ def test_streams_go_on_and_requests_are_served_whatever_a_gate_does(run, open_fr
             stream = asyncio.create_task(text_of(front, "other", max_tokens=200))
             await front.engine.until(lambda: bool(front.engine.running))
 
-            for _ in range(STRIKES + 1):
+            ours = front.generator.policies
+            while not ours.quarantined:
                 assert await text_of(front, "hello", max_tokens=4) == "A" * 4
+            assert await text_of(front, "hello", max_tokens=4) == "A" * 4
 
             assert len(await stream) == 200
-            ours = front.generator.policies
             assert ours.quarantined == ("hostile",)
             [count] = ours.faults
             assert (count.policy, count.hook) == ("hostile", "gate_arrivals")
@@ -167,9 +170,12 @@ def test_a_full_queue_refuses_the_newcomer_whatever_a_shedding_policy_does(guard
     door = Door(1, policies={"hostile": hostile(act)}, guard=guard, shed_load="hostile")
     waiting = door.enter()
 
-    for _ in range(STRIKES + 1):
+    while not door.policies.quarantined:
         with pytest.raises(Overloaded):
             door.enter()
+        door.now_s += 1.0
+    with pytest.raises(Overloaded):
+        door.enter()
 
     assert waiting.refusal is None
     assert door.policies.quarantined == ("hostile",)
@@ -214,8 +220,10 @@ def test_signals_and_processes_of_the_loop_work_while_hooks_are_interrupted(run,
     async def main():
         def leave_and_loop(_: Any) -> Any:
             os.kill(os.getpid(), signal.SIGTERM)
+            asked.append("hello")
             loops(_)
 
+        asked: list[str] = []
         loop, told = asyncio.get_running_loop(), asyncio.Event()
         loop.add_signal_handler(signal.SIGTERM, told.set)
         policies = {"hostile": hostile(leave_and_loop)}
@@ -227,7 +235,7 @@ def test_signals_and_processes_of_the_loop_work_while_hooks_are_interrupted(run,
             told.clear()
             os.kill(os.getpid(), signal.SIGTERM)
             await told.wait()
-            assert front.generator.policies.faults[0].faults == 1
+            assert asked == ["hello"]
         loop.remove_signal_handler(signal.SIGTERM)
 
     run(main())

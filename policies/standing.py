@@ -1,0 +1,79 @@
+"""What became of policies and their hooks: counts, strikes, quarantines and rests."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+STRIKES = 3
+WINDOW_S = 60.0
+REST_S = 0.1  # after an overrun, in which streams make up for it
+
+
+@dataclass(slots=True)
+class Tally:
+    """What one hook of one policy did so far."""
+
+    calls: int = 0
+    faults: int = 0
+    excused: int = 0  # interrupted for lack of time that others had spent, or the machine
+    passed_over: int = 0  # not asked: quarantined, at rest, at fault, or too little time left
+    spent_s: float = 0.0
+    last_error: str = ""
+
+
+class FaultCount(NamedTuple):
+    """For whoever watches: a hook that has failed, and whether its policy is quarantined now."""
+
+    policy: str
+    hook: str
+    faults: int
+    quarantined: bool
+
+
+@dataclass(slots=True)
+class Standing:
+    """What a policy's failures have led to."""
+
+    trusted: bool
+    quarantined: bool = False
+    failed_step: int | None = None
+    rests_until_s: float = -math.inf
+    is_spoilt: bool = False  # its instance was interrupted, and may be half changed
+    was_excused: bool = False  # at its latest call: it took too long, perhaps without its fault
+    lacked_time: bool = False  # and the log says so
+    strikes: deque[float] = field(default_factory=lambda: deque(maxlen=STRIKES))
+
+    def is_out(self, step_id: int, now_s: float) -> bool:
+        """Whether it is not asked, whatever time is left."""
+        return self.quarantined or self.failed_step == step_id or now_s < self.rests_until_s
+
+    def rest(self, now_s: float) -> None:
+        """It is not asked for a while."""
+        self.rests_until_s = now_s + REST_S
+
+    def strike(self, step_id: int, now_s: float) -> bool:
+        """It has failed; whether that was once too often."""
+        self.failed_step = step_id
+        self.strikes.append(now_s)
+        return len(self.strikes) == STRIKES and now_s - self.strikes[0] <= WINDOW_S
+
+    def forgive(self) -> None:
+        """It begins anew."""
+        self.quarantined = self.is_spoilt = self.was_excused = self.lacked_time = False
+        self.rests_until_s = -math.inf
+        self.strikes.clear()
+
+
+@dataclass(slots=True)
+class Hook:
+    """One hook of one policy."""
+
+    policy: str
+    name: str
+    number: int  # for the blame
+    standing: Standing
+    told: bool = False  # of a fault, in the log
+    tally: Tally = field(default_factory=Tally)
