@@ -134,4 +134,9 @@ STATUSES: dict[type[RequestError], Status] = {
 
 def status_of(error: RequestError) -> Status:
     """The status of an error's nearest listed class."""
-    return next(STATUSES[kind] for kind in type(error).__mro__ if kind in STATUSES)
+    return status_of_kind(type(error))
+
+
+def status_of_kind(kind: type[RequestError]) -> Status:
+    """As `status_of`, for any error of a class."""
+    return next(STATUSES[each] for each in kind.__mro__ if each in STATUSES)

@@ -6,6 +6,7 @@ import asyncio
 import re
 import time
 from collections.abc import Iterator
+from importlib.metadata import version
 
 import structlog
 from starlette.datastructures import Headers, MutableHeaders
@@ -24,6 +25,7 @@ from cadenza.service.http.connection import Connection, connection_of
 from cadenza.service.http.endpoint import Endpoint
 from cadenza.service.http.errors import ClientGone, error_response, plain_error
 from cadenza.service.http.metrics import Exporter
+from cadenza.service.http.openapi import openapi_routes
 from cadenza.service.http.pages import pages
 from cadenza.service.http.policies import policy_routes
 from cadenza.service.http.requests import request_routes
@@ -46,12 +48,15 @@ def build_app(
     It needs no lifespan. `metrics_as_vllm`: whether metrics go by vLLM's names as well as ours.
     """
     traffic = Traffic()
+    exporter = Exporter(generator, traffic, as_vllm=metrics_as_vllm)
+    own_version = version("cadenza")  # now, because looking it up reads files
     routes = [
         Route("/v1/chat/completions", Endpoint(generator, Chat()), methods=["POST"]),
         Route("/v1/completions", Endpoint(generator, Completions()), methods=["POST"]),
         *token_routes(generator),
         *request_routes(generator, admin),
-        *pages(generator, Exporter(generator, traffic, as_vllm=metrics_as_vllm)),
+        *pages(generator, exporter, own_version),
+        *openapi_routes(own_version, generator.limits, with_admin=admin is not None),
     ]
     if admin is not None:
         routes += [*cache_routes(generator, admin), *policy_routes(admin)]

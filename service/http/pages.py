@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from typing import Any
 
 from starlette.requests import Request
@@ -17,9 +16,9 @@ from cadenza.service.http.metrics import Exporter
 _STUCK_S = 60.0
 
 
-def pages(generator: Generator, exporter: Exporter) -> list[Route]:
+def pages(generator: Generator, exporter: Exporter, version: str) -> list[Route]:
     """The routes. What fails is raised, as `RequestError`."""
-    look = _Pages(generator, exporter)
+    look = _Pages(generator, exporter, version)
     return [
         Route("/v1/models", look.models),
         Route("/v1/models/{model:path}", look.model),
@@ -33,10 +32,10 @@ def pages(generator: Generator, exporter: Exporter) -> list[Route]:
 
 
 class _Pages:
-    def __init__(self, generator: Generator, exporter: Exporter) -> None:
+    def __init__(self, generator: Generator, exporter: Exporter, version: str) -> None:
         self._generator = generator
         self._exporter = exporter
-        self._version = version("cadenza")  # now, because looking it up reads files
+        self._version = version
 
     async def models(self, request: Request) -> Response:
         data = [self._model(name) for name in self._generator.model_names]

@@ -72,5 +72,5 @@ def _is_neutral(value: Any, neutral: Collection[Any]) -> bool:
 def _refuse_best_of(body: Mapping[str, Any]) -> None:
     """Benchmarks send best_of 1; more than n choices would have to be ranked."""
     best_of = body.get("best_of")
-    if best_of is not None and best_of not in (1, body.get("n") or 1):
+    if best_of is not None and not _is_neutral(best_of, (1, body.get("n") or 1)):
         raise InvalidRequest("best_of is not supported.", "best_of")

@@ -19,13 +19,17 @@ import uvicorn.server
 from cadenza.service.admin import Admin, AdminAccess
 from cadenza.service.http import HttpServer, build_app
 from cadenza.service.http.connection import ConnectionLimits
+from cadenza.service.http.openapi import document
+from cadenza.service.limits import Limits
 
 from ..conftest import Front
+from .schemas import Document
 
 
 @dataclass
 class Served:
     front: Front
+    app: Any
     server: HttpServer
     http: httpx.AsyncClient
     port: int
@@ -72,6 +76,30 @@ class Served:
                 await asyncio.sleep(0.01)
 
 
+_DOCUMENT = Document(document("1", Limits(), with_admin=True))
+
+
+async def _check(response: httpx.Response) -> None:
+    """Every answer of every test is what the OpenAPI document says."""
+    method, path = response.request.method, response.request.url.path
+    status = str(response.status_code)
+    operation = _DOCUMENT.operation(method, path)
+    if operation is None:
+        assert status in ("200", "400", "404", "405"), f"{method} {path} {status}"
+        return
+    pattern, told = operation
+    assert status in told["responses"] or status == "500", (
+        f"{method} {pattern} is not documented to answer {status}: {response.url}"
+    )
+    content = told["responses"].get(status, {}).get("content", {})
+    kind = response.headers.get("content-type", "").partition(";")[0]
+    if status != "500":
+        assert kind in content or not content, f"{method} {pattern} answers {kind}"
+    if kind == "application/json" and content:
+        faults = _DOCUMENT.faults(json.loads(await response.aread()), content[kind]["schema"])
+        assert not faults, f"{method} {pattern} {status}: {faults}; see service/http/answered.py"
+
+
 def request_bytes(path: str, body: dict[str, Any]) -> bytes:
     payload = json.dumps(body).encode()
     head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(payload)}\r\n\r\n"
@@ -101,6 +129,7 @@ def serve(open_front) -> OpenServed:
         admin_key: str | None = None,
         is_local: bool = True,
         metrics_as_vllm: bool = True,
+        with_admin: bool = True,
         **options: Any,
     ) -> AsyncIterator[Served]:
         async with open_front(**options) as front:
@@ -108,13 +137,19 @@ def serve(open_front) -> OpenServed:
             # connections inherit it: little is sent that a client does not read
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 << 10)
             admin = Admin(front.control, AdminAccess(admin_key, is_local=is_local))
-            app = build_app(front.generator, admin, metrics_as_vllm=metrics_as_vllm)
+            app = build_app(
+                front.generator, admin if with_admin else None, metrics_as_vllm=metrics_as_vllm
+            )
             server = HttpServer(app, [listener], graceful_s=1, limits=connections)
             serving = asyncio.create_task(server.serve())
             port = listener.getsockname()[1]
-            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=10) as http:
+            async with httpx.AsyncClient(
+                base_url=f"http://127.0.0.1:{port}",
+                timeout=10,
+                event_hooks={"response": [_check]},
+            ) as http:
                 try:
-                    yield Served(front, server, http, port)
+                    yield Served(front, app, server, http, port)
                 finally:
                     server.stop()
                     await serving

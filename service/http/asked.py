@@ -1,0 +1,167 @@
+"""What clients may send, as JSON Schema: bounds come from where they are enforced."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cadenza.policies.presets import PRESETS
+from cadenza.service.constraints import MAX_BIAS
+from cadenza.service.http.chat import MAX_TOP_LOGPROBS
+from cadenza.service.http.completions import MAX_PROMPTS
+from cadenza.service.http.schema import (
+    FLAG,
+    INTEGER,
+    TEXT,
+    Schema,
+    either,
+    explained,
+    integer,
+    items,
+    mapping,
+    number,
+    only,
+    ref,
+    taken,
+    text,
+)
+from cadenza.service.http.unsupported import NEUTRAL
+from cadenza.service.limits import Limits
+from cadenza.service.messages import MAX_NAME_CHARS, MAX_PARTS, ROLES
+from cadenza.service.validation import (
+    INT32,
+    INT64,
+    MAX_REPETITION_PENALTY,
+    MAX_TEMPERATURE,
+    MIN_REPETITION_PENALTY,
+)
+
+_TOKEN: Schema = {"type": "integer", "minimum": 0}
+
+
+def asked(limits: Limits) -> dict[str, Schema]:
+    """The schemas of request bodies, by their names among the document's components."""
+    common = _common(limits)
+    unsupported = {field: _only_neutral(field) for field in NEUTRAL}
+    chat = {
+        "messages": items(ref("ChatMessage"), limits.max_messages, least=1),
+        "logprobs": explained(FLAG, "Whether to tell log-probabilities."),
+        "top_logprobs": explained(
+            integer(0, MAX_TOP_LOGPROBS), "The best so many besides; needs `logprobs`."
+        ),
+        "add_special_tokens": explained(only(False), "A chat's template adds them itself."),
+    }
+    completion = {
+        "prompt": _prompt(),
+        "logprobs": explained(
+            either(integer(0, limits.max_logprobs), only(False)),
+            "Log-probabilities of the token drawn and of the best so many.",
+        ),
+        "top_logprobs": explained(only(0), "Belongs to chats."),
+        "add_special_tokens": explained(FLAG, "What opens a prompt, such as BOS; default: true."),
+    }
+    chat_fields = {**chat, **common, **unsupported}
+    completion_fields = {**completion, **common, **unsupported}
+    names = explained(FLAG, "Whether to tell `token_strs`.")
+    return {
+        "ChatMessage": _message(),
+        "ChatCompletionRequest": taken(chat_fields, ["messages"]),
+        "CompletionRequest": taken(completion_fields, ["prompt"]),
+        "TokenizeRequest": explained(
+            taken(
+                {
+                    **chat_fields,
+                    **completion_fields,
+                    "prompt": text(empty=False),
+                    "messages": chat["messages"],
+                    "logprobs": either(FLAG, integer(0, limits.max_logprobs)),
+                    "top_logprobs": chat["top_logprobs"],
+                    "return_token_strs": names,
+                }
+            ),
+            "Exactly one of `prompt` and `messages`; fields mean what they mean for generation.",
+        ),
+        "DetokenizeRequest": taken({"tokens": items(_TOKEN), "model": TEXT}, ["tokens"]),
+        "PolicyProfile": taken(
+            {
+                "preset": explained(only(*PRESETS), "What to begin with."),
+                "decisions": mapping(either(TEXT, items(TEXT))),
+                "options": mapping({"type": "object"}),
+            }
+        ),
+    }
+
+
+def _common(limits: Limits) -> dict[str, Schema]:
+    return {
+        "model": explained(TEXT, "A served name; default: the first."),
+        "max_tokens": explained(integer(1, INT32), "At most what the context has room for."),
+        "max_completion_tokens": explained(integer(1, INT32), "Goes before `max_tokens`."),
+        "min_tokens": explained(integer(0, INT32), "Before which no choice ends by itself."),
+        "temperature": number(0, MAX_TEMPERATURE, default=1),
+        "top_p": number(0, 1, above=True, default=1),
+        "top_k": explained(integer(-1, INT32, default=0), "-1 and 0 are off."),
+        "min_p": number(0, 1, default=0),
+        "presence_penalty": number(-2, 2, default=0),
+        "frequency_penalty": number(-2, 2, default=0),
+        "repetition_penalty": number(MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY, default=1),
+        "logit_bias": explained(
+            mapping(number(-MAX_BIAS, MAX_BIAS), limits.max_logit_bias), "By token id."
+        ),
+        "allowed_token_ids": explained(items(_TOKEN), "No others are drawn."),
+        "bad_words": explained(
+            either(
+                text(limits.max_bad_word_chars, empty=False),
+                items(text(limits.max_bad_word_chars, empty=False), limits.max_bad_words),
+            ),
+            "Which never come.",
+        ),
+        "seed": integer(-INT64 - 1, INT64),
+        "n": integer(1, limits.max_choices, default=1),
+        "stop": either(
+            text(limits.max_stop_chars, empty=False),
+            items(text(limits.max_stop_chars, empty=False), limits.max_stops),
+        ),
+        "stop_token_ids": items(_TOKEN, limits.max_stop_token_ids),
+        "ignore_eos": {**FLAG, "default": False},
+        "priority": explained(
+            integer(-INT32 - 1, INT32, default=0), "Lower is earlier, where a policy looks at it."
+        ),
+        "cache_salt": explained(
+            text(limits.max_salt_chars, empty=False), "Prefixes are shared only within one salt."
+        ),
+        "stream": {**FLAG, "default": False},
+        "stream_options": explained(
+            taken({"include_usage": FLAG, "continuous_usage_stats": FLAG}),
+            "Needs `stream` to be true.",
+        ),
+        "best_of": explained(INTEGER, "1, or as many as `n`: more are not ranked."),
+    }
+
+
+def _prompt() -> Schema:
+    one = (TEXT, items(_TOKEN, least=1))
+    return explained(
+        either(
+            text(empty=False),
+            items(_TOKEN, least=1),
+            items(either(*one), MAX_PROMPTS, least=1),
+        ),
+        "A text, token ids, or several of either.",
+    )
+
+
+def _message() -> Schema:
+    part = taken({"type": only("text"), "text": TEXT}, ["type", "text"])
+    return taken(
+        {
+            "role": only(*ROLES),
+            "content": either(TEXT, items(part, MAX_PARTS)),
+            "name": text(MAX_NAME_CHARS),
+        },
+        ["role"],
+    )
+
+
+def _only_neutral(field: str) -> Schema:
+    values: list[Any] = list(NEUTRAL[field])
+    return explained(only(*values) if values else only(None), "Not supported with other values.")
