@@ -22,7 +22,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from cadenza.service import fields
 from cadenza.service.errors import InvalidRequest
 
-_MAX_VARIABLES = 64
+MAX_VARIABLES = 64
 _MAX_NAME_CHARS = 64
 _MAX_DEPTH = 16
 # What a template gets from us, or what other servers take under these names
@@ -62,8 +62,8 @@ def check_variables(value: Any) -> Mapping[str, Any]:
         return {}
     if not isinstance(value, Mapping):
         raise InvalidRequest(f"{name} must be an object.", name)
-    if len(value) > _MAX_VARIABLES:
-        raise InvalidRequest(f"{name} must have at most {_MAX_VARIABLES} entries.", name)
+    if len(value) > MAX_VARIABLES:
+        raise InvalidRequest(f"{name} must have at most {MAX_VARIABLES} entries.", name)
     for key in value:
         fields.string(key, name, max_chars=_MAX_NAME_CHARS)
         if key in _RESERVED:

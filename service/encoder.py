@@ -73,10 +73,10 @@ class Encoder:
         self,
         work: Callable[_Parameters, _Result],
         *arguments: _Parameters.args,
-        **_: _Parameters.kwargs,
+        **named: _Parameters.kwargs,
     ) -> _Result:
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, lambda: work(*arguments))
+        return await loop.run_in_executor(self._threads, lambda: work(*arguments, **named))
 
     def _encoded(self, prompt: Prompt, max_chars: int, room: int) -> Sequence[int]:
         tokenizer = self._tokenizer

@@ -15,7 +15,7 @@ from cadenza.service.request import GenerationRequest
 from cadenza.wire.messages import Ready
 
 _INT32 = 2**31 - 1
-_SIDES = ("left", "right")
+SIDES = ("left", "right")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +139,7 @@ def _token_ids(ids: Sequence[int], engine: Ready) -> Sequence[int]:
 
 def _truncation(request: GenerationRequest, max_model_len: int) -> Truncation | None:
     side = "left" if request.truncation_side is None else request.truncation_side
-    if side not in _SIDES:
+    if side not in SIDES:
         raise InvalidRequest("truncation_side must be 'left' or 'right'.", "truncation_side")
     value = request.truncate_prompt_tokens
     if value is None:

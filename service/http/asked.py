@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cadenza.policies.presets import PRESETS
+from cadenza.service.chat_template import MAX_VARIABLES
 from cadenza.service.constraints import MAX_BIAS
 from cadenza.service.http.chat import MAX_TOP_LOGPROBS
 from cadenza.service.http.completions import MAX_PROMPTS
@@ -27,6 +28,7 @@ from cadenza.service.http.schema import (
 from cadenza.service.http.unsupported import NEUTRAL
 from cadenza.service.limits import Limits
 from cadenza.service.messages import MAX_NAME_CHARS, MAX_PARTS, ROLES
+from cadenza.service.prompt import SIDES
 from cadenza.service.validation import (
     INT32,
     INT64,
@@ -48,7 +50,14 @@ def asked(limits: Limits) -> dict[str, Schema]:
         "top_logprobs": explained(
             integer(0, MAX_TOP_LOGPROBS), "The best so many besides; needs `logprobs`."
         ),
-        "add_special_tokens": explained(only(False), "A chat's template adds them itself."),
+        "add_generation_prompt": explained(
+            FLAG, "Whether the assistant's turn is begun; default: unless the last is gone on with."
+        ),
+        "continue_final_message": explained(FLAG, "Go on with the last message."),
+        "chat_template_kwargs": explained(
+            {"type": "object", "maxProperties": MAX_VARIABLES},
+            "Variables of the model's template, but those that the service sets.",
+        ),
     }
     completion = {
         "prompt": _prompt(),
@@ -57,7 +66,6 @@ def asked(limits: Limits) -> dict[str, Schema]:
             "Log-probabilities of the token drawn and of the best so many.",
         ),
         "top_logprobs": explained(only(0), "Belongs to chats."),
-        "add_special_tokens": explained(FLAG, "What opens a prompt, such as BOS; default: true."),
     }
     chat_fields = {**chat, **common, **unsupported}
     completion_fields = {**completion, **common, **unsupported}
@@ -122,7 +130,17 @@ def _common(limits: Limits) -> dict[str, Schema]:
             items(text(limits.max_stop_chars, empty=False), limits.max_stops),
         ),
         "stop_token_ids": items(_TOKEN, limits.max_stop_token_ids),
+        "include_stop_str_in_output": {**FLAG, "default": False},
+        "skip_special_tokens": {**FLAG, "default": True},
         "ignore_eos": {**FLAG, "default": False},
+        "add_special_tokens": explained(
+            FLAG, "What opens a prompt, such as BOS; default: for prompts, but not for chats."
+        ),
+        "truncate_prompt_tokens": explained(
+            either(only(-1), {"type": "integer", "minimum": 1}),
+            "Tokens of the prompt that are kept; -1: what leaves room for the answer.",
+        ),
+        "truncation_side": explained(only(*SIDES), "From which tokens are cut off."),
         "priority": explained(
             integer(-INT32 - 1, INT32, default=0), "Lower is earlier, where a policy looks at it."
         ),
