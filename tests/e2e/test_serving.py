@@ -23,6 +23,7 @@ from openai import OpenAI
 from tests.e2e.conftest import COMMAND, Serve, Served
 
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
+LONG_ENOUGH = 40  # tokens for an answer: a model that misses the end would go on to its last
 STORY = [{"role": "user", "content": "Tell me a story about a dragon, with emoji 🐉 and 漢字."}]
 
 
@@ -62,7 +63,9 @@ def is_idle(now: dict[str, float]) -> bool:
 
 
 def test_the_capital_of_france_streams_over_http(openai: OpenAI):
-    assert "Paris" in stream_text(openai, messages=FRANCE, temperature=0)
+    text = stream_text(openai, messages=FRANCE, temperature=0, max_tokens=LONG_ENOUGH)
+
+    assert "Paris" in text
 
 
 def test_an_operator_counts_tokens_looks_at_a_request_and_empties_the_cache(server: Served):
@@ -130,7 +133,9 @@ def test_the_capital_of_france_streams_over_a_reflected_session(server: Served):
     with grpc.insecure_channel(server.grpc) as channel:
         session = ReflectedSession(channel)
         chat = {"messages": [{"role": "user", "content": FRANCE[0]["content"]}]}
-        request = session.submit("q", input={"chat": chat, "temperature": 0.0})
+        request = session.submit(
+            "q", input={"chat": chat, "temperature": 0.0, "max_tokens": LONG_ENOUGH}
+        )
         events = [event for response in session.call(iter([request])) for event in response.events]
 
     assert {event.request_id for event in events} == {"q"}
