@@ -40,7 +40,7 @@ test: install-dev
 	$(PYTHON) -m pytest -n $(WORKERS) $(SPREAD) -m "not extra and not gpu" $(PYTEST)
 
 test-extra: install-dev
-	$(PYTHON) -m pytest -m "extra and not gpu" $(PYTEST)
+	$(PYTHON) -m pytest -n $(WORKERS) $(SPREAD) -m "extra and not gpu" $(PYTEST)
 
 test-gpu: install-dev
 	$(PYTHON) -m pytest -m gpu $(PYTEST)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import cycle, islice
 from typing import Any
@@ -127,7 +126,7 @@ async def swap(served: Served, count: int) -> float:
 
 @pytest.mark.extra
 @pytest.mark.timeout(600)
-def test_a_hundred_swaps_under_load_change_no_text(serve: Serve, capsys: Any):
+def test_a_hundred_swaps_under_load_change_no_text(serve: Serve, tell: Callable[[str], None]):
     async def main() -> None:
         served = serve(*FLAGS)
         undisturbed = Load(served)
@@ -146,11 +145,10 @@ def test_a_hundred_swaps_under_load_change_no_text(serve: Serve, capsys: Any):
         assert [text for number, text in load.texts if text != wanted[number]] == []
         assert gauges(served)["cadenza:num_preemptions_total"] > 0
         assert served.stop() == 0
-        with capsys.disabled():
-            sys.stdout.write(
-                f"\n{NUM_SWAPS} swaps, {len(load.texts)} streams, all texts equal; "
-                f"longest swap {longest_s:.2f} s, longest gap {load.longest_gap_s:.2f} s, "
-                f"undisturbed {undisturbed.longest_gap_s:.2f} s\n"
-            )
+        tell(
+            f"{NUM_SWAPS} swaps, {len(load.texts)} streams, all texts equal; "
+            f"longest swap {longest_s:.2f} s, longest gap {load.longest_gap_s:.2f} s, "
+            f"undisturbed {undisturbed.longest_gap_s:.2f} s"
+        )
 
     asyncio.run(main())

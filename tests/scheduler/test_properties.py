@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,7 @@ def test_random_lives_lose_and_double_nothing(group: int):
 
 @pytest.mark.extra
 @pytest.mark.timeout(2 * MOST_SECONDS)
-def test_many_more_random_lives(capsys: pytest.CaptureFixture[str]):
+def test_many_more_random_lives(tell: Callable[[str], None]):
     """As many steps as fit the time, on every core; how many is printed."""
     cores = os.cpu_count() or 1
     limits = [str(MOST_SECONDS), str(MOST_STEPS // cores)]
@@ -49,8 +50,7 @@ def test_many_more_random_lives(capsys: pytest.CaptureFixture[str]):
     seen: Counter[str] = Counter()
     for output in outputs:
         seen += Counter(json.loads(output.splitlines()[-1]))
-    with capsys.disabled():
-        sys.stdout.write(f"\n{seen['steps']} random steps in {MOST_SECONDS} s on {cores} cores\n")
+    tell(f"{seen['steps']} random steps in {MOST_SECONDS} s on {cores} cores")
     assert not [kind for kind in KINDS if not seen[kind]]
 
 
