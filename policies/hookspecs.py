@@ -181,7 +181,8 @@ def gate_arrivals(
     """Refuse requests before they enter, each with a reason and when to come back.
 
     Called in the front process, once a call of a client, when all fields are known to be right and
-    the queue has room, or whoever makes room has been found; before the prompt is encoded.
+    the queue has room, or whoever makes room has been found, whom `arrivals` and `service` do not
+    count any more; before the prompt is encoded.
     `arrivals` has several elements where a call has several prompts; they enter all together or not
     at all. Return a list with a `Refusal` or None for each, or None, which refuses nobody. Several
     policies may be chosen. The default is asked first, which they do not replace, then they in the
@@ -202,10 +203,11 @@ def shed_load(waiting: ArrivalColumns, service: ServiceView) -> FloatArray | Non
     under a profile that chose a policy other than the default, and before `gate_arrivals`. The
     newcomer is the last element, the others are in the order of arrival; a call with several
     prompts is one element, with the choices and prompt tokens of all. Return one float per element;
-    equals go latest first. Just enough of those that score above the newcomer are refused to make
-    room for all its choices; if they do not, the newcomer is, and nobody else suffers. Who is
-    refused gets the error that a refused newcomer gets; nothing had been streamed to it. Default:
-    newcomer. Stops at the first answer.
+    equals go latest first. Of those that score above the newcomer just enough are refused to make
+    room for all its choices, and whoever need not go in the end is spared, the lowest first; if all
+    of them would not do, the newcomer is refused, and nobody else suffers. Who is refused gets the
+    error that a refused newcomer gets; nothing had been streamed to it. Default: newcomer. Stops at
+    the first answer.
     """
 
 

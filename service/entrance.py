@@ -7,6 +7,7 @@ done about its answer.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from cadenza.policies.arrivals import ArrivalColumns, Refusal, ServiceView, table_of
@@ -52,18 +53,14 @@ class Entrance:
         if lacking > 0 and not decisions.may_shed:
             raise self._refused(QUEUE_FULL, queue.overloaded(), requests)
         entry = self._entry(requests)
-        leaving: Sequence[Entry] = ()
         try:
             if lacking > 0 or decisions.may_refuse:
-                leaving = self._judge(entry, lacking, limits)
+                self._shed(self._judge(entry, lacking, limits))
+            queue.enter(entry)
         except BaseException:
             for tenant in entry.tenants:
                 queue.tenants.leave(tenant)
             raise
-        errors = [self._refused(SHED, queue.overloaded(), each.requests) for each in leaving]
-        for each, error in zip(leaving, errors, strict=True):
-            each.refuse(error)
-        queue.enter(entry)
         return entry
 
     def hold(self) -> Places:
@@ -82,6 +79,12 @@ class Entrance:
         self._lengths.learn(entry.requests[index].prompt, prompt_tokens)
         entry.learn(index, prompt_tokens)
 
+    def _shed(self, leaving: Sequence[Entry]) -> None:
+        overloaded = self.queue.overloaded
+        errors = [self._refused(SHED, overloaded(), each.requests) for each in leaving]
+        for each, error in zip(leaving, errors, strict=True):
+            each.refuse(error)
+
     def _entry(self, requests: Sequence[CheckedRequest]) -> Entry:
         return Entry(
             requests,
@@ -97,20 +100,35 @@ class Entrance:
             Overloaded, QuotaExceeded: the newcomer is refused.
         """
         self._num_asked += 1
-        service = self._view(entry.arrived_s, limits)
         leaving: Sequence[Entry] = ()
         if lacking > 0:
             waiting = self.queue.waiting
+            service = self._view(entry.arrived_s, limits)
             leaving = _just_enough(waiting, self._scores(waiting, entry, service, limits), lacking)
             if not leaving:
                 raise self._refused(QUEUE_FULL, self.queue.overloaded(), entry.requests)
         if self._policies.decisions.may_refuse:
-            arrivals = entry.arrivals(self.queue, limits.max_model_len)
-            columns = ArrivalColumns(table_of([arrival.packed() for arrival in arrivals]))
-            refused = self._policies.decisions.gate_arrivals(columns, service)
+            service = self._view(entry.arrived_s, limits, leaving)
+            arrivals = self._arrivals(entry, leaving, limits)
+            refused = self._policies.decisions.gate_arrivals(arrivals, service)
             if refused is not None:
                 raise self._refused(refused.gate, _error(refused.refusal), entry.requests)
         return leaving
+
+    def _arrivals(self, newcomer: Entry, leaving: Sequence[Entry], limits: Ready) -> ArrivalColumns:
+        """The newcomer's requests as they are once `leaving` have left."""
+        left: Counter[int] = Counter()
+        for each in leaving:
+            for request, tenant in zip(each.requests, each.tenants, strict=True):
+                left[tenant] += request.num_choices
+        return ArrivalColumns(
+            table_of(
+                [
+                    each._replace(tenant_queued=each.tenant_queued - left[each.tenant]).packed()
+                    for each in newcomer.arrivals(self.queue, limits.max_model_len)
+                ]
+            )
+        )
 
     def _scores(
         self, waiting: Sequence[Entry], newcomer: Entry, service: ServiceView, limits: Ready
@@ -122,14 +140,16 @@ class Entrance:
         numbers: list[float] = scores.tolist()
         return numbers
 
-    def _view(self, now_s: float, limits: Ready) -> ServiceView:
+    def _view(self, now_s: float, limits: Ready, leaving: Sequence[Entry] = ()) -> ServiceView:
+        """As it is once `leaving` have left."""
         counters = self._engine.counters
         return ServiceView(
             step_id=self._num_asked,
             now_s=now_s,
-            queued=self.queue.num_taken,
+            queued=self.queue.num_taken - sum([each.num_choices for each in leaving]),
             max_queued=self.queue.size,
-            queued_tokens=self.queue.num_tokens,
+            queued_tokens=self.queue.num_tokens
+            - sum([sum(each.prompt_tokens) for each in leaving]),
             running=counters.running,
             free_blocks=counters.free_blocks + counters.cached_blocks,
             total_blocks=limits.num_blocks,
@@ -149,7 +169,11 @@ class Entrance:
 def _just_enough(
     waiting: Sequence[Entry], scores: Sequence[float], lacking: int
 ) -> Sequence[Entry]:
-    """Those that score above the newcomer, the last, and give back as many places; or nobody."""
+    """Those that score above the newcomer, the last, and give back as many places; or nobody.
+
+    The highest leave first. Whoever of them need not have left in the end is spared, the lowest
+    first: the highest, too, if the places of others that must leave are enough without its own.
+    """
     newcomer = scores[-1]
     above = [index for index in range(len(waiting)) if scores[index] > newcomer]
     above.sort(key=lambda index: (scores[index], index))  # the first to be spared first

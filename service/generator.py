@@ -199,12 +199,11 @@ class Generator:
         checked = [check(request, self.limits, ready) for request in requests]
         entry = self._entrance.enter(checked, ready)
         try:
-            jobs = [
-                await self._prepare(entry, index, timer, ready)
-                for index, timer in enumerate(timers)
-            ]
-            if entry.refusal is not None:
-                raise entry.refusal
+            with entry.preparing():
+                jobs = [
+                    await self._prepare(entry, index, timer, ready)
+                    for index, timer in enumerate(timers)
+                ]
             entry.generations = generations = self._launch_all(jobs, ready.max_num_seqs)
             return generations
         except BaseException:

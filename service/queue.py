@@ -5,9 +5,11 @@ The bound is the service's own: whatever policies answer, no more choices wait.
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -144,6 +146,7 @@ class Entry:
 
     __slots__ = (
         "_packed",
+        "_preparing",
         "arrived_s",
         "generations",
         "num_choices",
@@ -171,6 +174,26 @@ class Entry:
         self.generations: Sequence[Generation] = ()  # from their launch to the first seat
         self.refusal: RequestError | None = None
         self._packed: bytes | None = None
+        self._preparing: asyncio.Task[Any] | None = None  # for as long as it waits for prompts
+
+    @contextmanager
+    def preparing(self) -> Iterator[None]:
+        """Let a refusal end what the current task waits for in this block, and be raised by it.
+
+        So nothing is encoded, and nobody waits, for a call that is over.
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        num_cancels = task.cancelling()
+        self._preparing = task
+        try:
+            yield
+        except asyncio.CancelledError:
+            if self.refusal is None or task.uncancel() > num_cancels:
+                raise  # somebody else wants the task to end
+            raise self.refusal from None
+        finally:
+            self._preparing = None
 
     def arrivals(self, queue: Queue, max_model_len: int) -> list[Arrival]:
         """Each request as one element of `ArrivalColumns`."""
@@ -207,8 +230,10 @@ class Entry:
         self._packed = None
 
     def refuse(self, error: RequestError) -> None:
-        """Make room for another: whoever waits for the call's answer gets `error`."""
+        """Make room for another: whoever waits for the call's answer gets `error`, and at once."""
         self.refusal = error
+        if self._preparing is not None:
+            self._preparing.cancel()
         for generation in self.generations:
             generation.refuse(error)
         self.leave()

@@ -292,6 +292,58 @@ def test_nobody_leaves_for_somebody_whom_a_gate_refuses():
     assert door.queue.num_taken == 1
 
 
+class Keeping:
+    """Refuses nobody, and keeps what it was told."""
+
+    def __call__(self) -> Keeping:
+        return self
+
+    @hookimpl
+    def gate_arrivals(self, arrivals: ArrivalColumns, service: ServiceView) -> None:
+        self.queued, self.queued_tokens = service.queued, service.queued_tokens
+        self.by_tenant = arrivals.tenant_queued.tolist()
+
+
+def test_a_gate_does_not_count_whoever_makes_room():
+    gate, scores = Keeping(), Scores()
+    door = Door(6, policies={"gate": gate, "shed": scores}, gate_arrivals="gate", shed_load="shed")  # type: ignore[dict-item]
+    door.enter([1] * 5, priority=1, tenant="a")
+    door.enter([1] * 7, [1] * 9, priority=9, tenant="a", n=2)
+    door.enter([1], priority=0, tenant="b")
+    assert (gate.queued, gate.by_tenant) == (5, [0])
+
+    door.enter([1], [1], priority=0, tenant="a")
+
+    assert (gate.queued, gate.queued_tokens, gate.by_tenant) == (2, 6, [1, 1])
+    assert door.queue.num_taken == 4
+
+
+def test_a_tenant_may_have_what_it_makes_room_with_itself():
+    door = Door(
+        2,
+        gate_arrivals="tenant-quota",
+        shed_load="lowest-priority",
+        options={"tenant-quota": {"max_queued": 2}},
+    )
+    door.enter(tenant="a", priority=1)
+    door.enter(tenant="a", priority=1)
+
+    door.enter(tenant="a", priority=0)
+
+    assert door.queue.num_taken == 2
+
+
+def test_an_entrance_that_fails_in_the_end_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch):
+    door = Door(1)
+    monkeypatch.setattr(door.queue, "enter", lambda entry: 1 / 0)
+
+    with pytest.raises(ZeroDivisionError):
+        door.enter(tenant="a")
+
+    assert door.queue.num_taken == 0
+    assert door.queue.tenants._rows[1] == 0
+
+
 def test_a_gate_cannot_lift_the_bound():
     class Everybody:
         @hookimpl

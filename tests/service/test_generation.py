@@ -761,6 +761,69 @@ def test_the_loop_turns_while_a_long_prompt_is_encoded(run, open_front, monkeypa
     run(main())
 
 
+def test_nobody_encodes_or_waits_for_a_call_that_was_shed(run, open_front, monkeypatch):
+    go_on = threading.Event()
+
+    async def main():
+        chosen = {"shed_load": "lowest-priority"}
+        async with open_front(limits=Limits(max_queued=3), chosen=chosen) as front:
+            front.engine.auto = False
+            encoder, encoded = front.generator._encoder, []
+            encode_now = encoder._encoded
+
+            def encode(prompt, *limits):
+                encoded.append(prompt.text)
+                go_on.wait(10)
+                return encode_now(prompt, *limits)
+
+            monkeypatch.setattr(encoder, "_encoded", encode)
+            first, second, third = [
+                asyncio.create_task(front.generator.submit(ask(text, priority=priority)))
+                for text, priority in (("a", 0), ("b", 1), ("c", 2))
+            ]
+            while front.generator.num_queued < 3 or len(encoded) < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            for shed in (third, second):  # whose turn has not come, and whose thread is at it
+                await front.generator.submit(GenerationRequest(token_ids=[1]))
+                with pytest.raises(Overloaded):
+                    await shed
+            go_on.set()
+            await first
+
+            assert encoded == ["a", "b"]
+
+    try:
+        run(main())
+    finally:
+        go_on.set()
+
+
+def test_a_call_that_is_shed_as_its_client_leaves_is_cancelled(run, open_front, monkeypatch):
+    async def main():
+        chosen = {"shed_load": "lowest-priority"}
+        async with open_front(limits=Limits(max_queued=1), chosen=chosen) as front:
+
+            async def forever(*_):
+                await asyncio.Event().wait()
+
+            encoder = front.generator._encoder
+            encode = encoder.prompt
+            monkeypatch.setattr(encoder, "prompt", forever)
+            call = asyncio.create_task(front.generator.submit(ask("a", priority=1)))
+            await asyncio.sleep(0)
+            assert front.generator.num_queued == 1
+            monkeypatch.setattr(encoder, "prompt", encode)
+            newcomer = asyncio.create_task(front.generator.submit(GenerationRequest(token_ids=[1])))
+            call.get_loop().call_soon(call.cancel)
+            (await newcomer).cancel()
+
+            with pytest.raises(asyncio.CancelledError):
+                await call
+            assert front.generator.is_idle
+
+    run(main())
+
+
 def test_lengths_are_checked_with_the_right_numbers(run, open_front):
     async def main():
         async with open_front(max_model_len=64) as front:

@@ -226,12 +226,12 @@ def test_prompts_of_a_call_pass_a_gate_together_or_not_at_all(run, serve):
 def test_a_call_is_shed_while_its_prompt_is_encoded(run, serve, monkeypatch):
     async def main():
         async with serve(limits=Limits(max_queued=1), chosen=LEAST_URGENT) as served:
-            generator, go_on = served.front.generator, asyncio.Event()
+            generator, never = served.front.generator, asyncio.Event()
             encode = generator._encoder.prompt
 
             async def slowly(request: Any, ready: Any) -> Any:
                 if request.prompt.text == "slow":
-                    await go_on.wait()
+                    await never.wait()
                 return await encode(request, ready)
 
             monkeypatch.setattr(generator._encoder, "prompt", slowly)
@@ -241,7 +241,6 @@ def test_a_call_is_shed_while_its_prompt_is_encoded(run, serve, monkeypatch):
             await until_queued(served, 1)
 
             assert (await served.http.post(COMPLETIONS, json=completion())).status_code == 200
-            go_on.set()
             shed = await slow
             assert (shed.status_code, shed.json()["error"]["code"]) == (503, "queue_full")
             assert len(served.front.engine.submits()) == 1
