@@ -62,6 +62,20 @@ def show(name: str, /, *, plugins_dir: Path | None = None) -> int:
 
 
 @policies.command
+def hooks(name: str | None = None, /) -> int:
+    """List the hooks that a policy may have, or explain one: when it is called, what it answers.
+
+    Parameters
+    ----------
+    name
+        The hook, such as order_admissions, or its decision, such as order.
+    """
+    from cadenza.cli.hook_pages import explain_hook, list_hooks
+
+    return list_hooks() if name is None else explain_hook(name)
+
+
+@policies.command
 def check(target: str, /) -> int:
     """Import and register a plugin, and say what is wrong with it; status 1 if anything is.
 

@@ -1,7 +1,10 @@
 """Who is being asked what, in memory that another process can read when this one hangs or is dead.
 
 The memory holds the number of the hook call under way (0: none), when it began, and a table of
-names, written once each. So a call costs two stores.
+names, written once each. So a call costs two stores. A name keeps its number for good, however
+often its policy leaves and comes back. Only a process that has called a thousand differently named
+hooks and policies runs out of numbers; it cannot say then which of the later ones hangs, and that
+is all.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ Buffer: TypeAlias = bytearray | memoryview | mmap.mmap
 
 _HEAD_BYTES = 16  # the number, as uint64, and the time, as float64
 _NAME_BYTES = 128
-_NUM_NAMES = 255
+_NUM_NAMES = 1023  # pages that nothing was written to take no memory
 _SEPARATOR = "\n"
 
 SIZE = _HEAD_BYTES + _NUM_NAMES * _NAME_BYTES  # bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import subprocess
 import sys
@@ -13,7 +14,10 @@ from cadenza.cli.main import main
 from cadenza.cli.options import PolicyOptions
 from cadenza.cli.profile import allowed_plugins, configure
 from cadenza.engine.policies import library_of
+from cadenza.policies import hookspecs
 from cadenza.policies.builtin import BUILTIN, DEFAULTS
+from cadenza.policies.choices import SHORT
+from cadenza.policies.contract import ARGUMENTS
 from cadenza.policies.errors import ProfileError
 from cadenza.policies.markers import HOOKSPEC_VERSION
 from cadenza.wire.codec import FrameReader, encode
@@ -297,3 +301,37 @@ def test_the_commands_start_without_torch(command: list[str]):
     imported = set(done.stdout.splitlines()[-1].split())
     assert "cadenza.cli.policy_reports" in imported, done.stderr
     assert not imported & {"torch", "transformers", "grpc", "starlette", "cadenza.service.front"}
+
+
+def told_of_hooks(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    with pytest.raises(SystemExit) as left:
+        main(("policies", "hooks", *arguments))
+    assert left.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_hooks_lists_every_hook_with_its_process(capsys):
+    lines = [line.split() for line in told_of_hooks(capsys).splitlines()[1:]]
+
+    assert [line[0] for line in lines] == [*ARGUMENTS]
+    told = {line[0]: (line[1], line[2]) for line in lines}
+    assert told["order_admissions"] == ("order", "engine")
+    assert told["gate_arrivals"] == ("gate", "front")
+    assert told["on_finished"] == ("-", "engine")
+
+
+@pytest.mark.parametrize("hook", ARGUMENTS)
+def test_a_hook_is_explained_by_its_specification(capsys, hook: str):
+    told = told_of_hooks(capsys, hook)
+
+    assert told.startswith(f"@hookimpl\ndef {hook}(self, {ARGUMENTS[hook][0]}: ")
+    assert inspect.getdoc(getattr(hookspecs, hook)) in told
+    if hook in SHORT:
+        assert told_of_hooks(capsys, SHORT[hook]) == told
+        assert f"--policy {SHORT[hook]}=NAME" in told
+
+
+def test_a_hook_that_is_none_is_told(capsys):
+    with pytest.raises(SystemExit):
+        main(("policies", "hooks", "order_admission"))
+    assert "did you mean 'order_admissions'?" in capsys.readouterr().err
