@@ -6,10 +6,11 @@ import sys
 from collections.abc import Sequence
 from typing import Annotated
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError, Parameter, ValidationError
 
+from cadenza.cli.configuration import ConfigFile, ModelName, configuration, with_model
 from cadenza.cli.errors import UsageError
-from cadenza.cli.options import PolicyOptions, ServeOptions
+from cadenza.cli.options import ServeOptions
 from cadenza.cli.output import OutputError
 from cadenza.cli.policies import policies
 
@@ -21,22 +22,30 @@ app = App(
     help_on_error=False,
 )
 app.command(policies)
+app.command(configuration)
 
 
 @app.command
 def serve(
-    model: Annotated[
-        str, Parameter(help="a GGUF file, a model folder, a hub id, or demo")
-    ] = "demo",
+    model: ModelName = None,
     /,
     *,
+    config: ConfigFile = None,
+    dry_run: Annotated[bool, Parameter(negative=())] = False,
     options: ServeOptions | None = None,
-    policies: PolicyOptions | None = None,
 ) -> int:
-    """Serve a model over OpenAI-compatible HTTP and gRPC."""
-    from cadenza.cli.serve import run
+    """Serve a model over OpenAI-compatible HTTP and gRPC.
 
-    return run(model, options or ServeOptions(), policies or PolicyOptions())
+    Parameters
+    ----------
+    dry_run
+        Check options, model, policies and ports, and start nothing.
+    """
+    from cadenza.cli.config import resolve
+    from cadenza.cli.serve import check, run
+
+    resolved = resolve(with_model(options, model), config)
+    return check(resolved) if dry_run else run(resolved)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -47,13 +56,25 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         sys.exit(app(argv, exit_on_error=False, print_error=False) or 0)
     except (CycloptsError, UsageError) as error:
-        sys.stderr.write(f"cadenza: {error}\n")
+        sys.stderr.write(f"cadenza: {_told(error)}\n")
         sys.exit(2)
     except OutputError as error:
         if not error.has_reader:
             sys.exit(_NO_READER)
         sys.stderr.write(f"cadenza: {error}\n")
         sys.exit(1)
+
+
+def _told(error: Exception) -> str:
+    """What is wrong; of an option's value, in the words that are used for files and variables."""
+    if isinstance(error, ValidationError):
+        import pydantic
+
+        from cadenza.cli.config import told
+
+        if isinstance(error.__cause__, pydantic.ValidationError):
+            return told(error.__cause__)
+    return str(error)
 
 
 if __name__ == "__main__":

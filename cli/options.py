@@ -1,4 +1,8 @@
-"""The options of `cadenza serve`. Flags keep vLLM's spelling where vLLM has the same thing."""
+"""The options of `cadenza serve`: one model, whatever they come from.
+
+Flags, `CADENZA_*` variables and the keys of a YAML file are its fields (`cli/config.py` puts them
+together). Flags keep vLLM's spelling where vLLM has the same thing.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,15 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+)
 
 Network = Parameter(group="Network")
 Model = Parameter(group="Model")
@@ -15,33 +28,9 @@ Policies = Parameter(group="Policies")
 Service = Parameter(group="Service")
 Server = Parameter(group="Server")
 
-
-def _not_empty(_type: object, names: tuple[str, ...]) -> None:
-    if not all(names):
-        raise ValueError("Must not be empty.")
-
-
-@dataclass(frozen=True)
-class Within:
-    """Takes numbers from `low` to `high`, both included, and None. Not a number is in no range."""
-
-    low: int
-    high: int
-    unit: str = ""
-
-    def __call__(self, _type: object, value: float | None) -> None:
-        if value is not None and not self.low <= value <= self.high:
-            raise ValueError(f"Must be from {self.low} to {self.high}{self.unit}.")
-
-
-def _share(_type: object, value: float | None) -> None:
-    if value is not None and not 0 <= value < 1:
-        raise ValueError("Must be at least 0 and less than 1.")
-
-
-def _secret(_type: object, value: str | None) -> None:
-    if value is not None and not is_usable_key(value):
-        raise ValueError("Must be printable ASCII without spaces.")
+_INT64 = (1 << 63) - 1  # no message to the engine holds more
+_MAX_BLOCK_SIZE = 1 << 16
+_MAX_TENANTS = 64  # whose series are all scraped
 
 
 def is_usable_key(key: str) -> bool:
@@ -49,36 +38,93 @@ def is_usable_key(key: str) -> bool:
     return bool(key) and all("!" <= character <= "~" for character in key)
 
 
-def _tenants(_type: object, names: tuple[str, ...]) -> None:
-    if len(names) > _MAX_TENANTS:
-        raise ValueError(f"Must be at most {_MAX_TENANTS} tenants.")
-    if any(not name or len(name) > 128 or not is_usable_key(name) for name in names):
-        raise ValueError("Must be 1 to 128 printable ASCII characters without spaces.")
-
-
-def _power_of_two(_type: object, value: int) -> None:
+def _power_of_two(value: int) -> int:
     if not 1 <= value <= _MAX_BLOCK_SIZE or value & (value - 1):
         raise ValueError(f"Must be a power of two from 1 to {_MAX_BLOCK_SIZE}.")
+    return value
 
 
-_INT64 = (1 << 63) - 1  # no message to the engine holds more
-_MAX_BLOCK_SIZE = 1 << 16
-_MAX_TENANTS = 64  # whose series are all scraped
+def _usable_key(value: str | None) -> str | None:
+    if value is not None and not is_usable_key(value):
+        raise ValueError("Must be printable ASCII without spaces.")
+    return value
 
-Port = Parameter(validator=Within(0, 65535))
-Positive = Parameter(validator=Within(1, _INT64))
-PowerOfTwo = Parameter(validator=_power_of_two)
-Seats = Parameter(validator=Within(1, 1 << 16))  # each takes memory at once
-Threads = Parameter(validator=Within(1, 1024))
-Share = Parameter(validator=_share)
-Seconds = Parameter(validator=Within(0, 365 * 24 * 3600, " seconds"))
-Gibibytes = Parameter(validator=Within(0, 1 << 16, " GiB"))
+
+def _not_empty(names: tuple[str, ...]) -> tuple[str, ...]:
+    if not all(names):
+        raise ValueError("Must not be empty.")
+    return names
+
+
+def _tenants(names: tuple[str, ...]) -> tuple[str, ...]:
+    if len(names) > _MAX_TENANTS:
+        raise ValueError(f"Must be at most {_MAX_TENANTS} tenants.")
+    if any(len(name) > 128 or not is_usable_key(name) for name in names):
+        raise ValueError("Must be 1 to 128 printable ASCII characters without spaces.")
+    return names
+
+
+def _several(value: object) -> object:
+    """One alone, as YAML files and variables may have it."""
+    return (value,) if isinstance(value, str) else value
+
+
+def _secret(_type: object, value: str | None) -> None:
+    _usable_key(value)
+
+
+Port = Field(ge=0, le=65535)
+Positive = Field(ge=1, le=_INT64)
+PowerOfTwo = AfterValidator(_power_of_two)
+Seats = Field(ge=1, le=1 << 16)  # each takes memory at once
+Threads = Field(ge=1, le=1024)
+Share = Field(ge=0, lt=1, allow_inf_nan=False)
+Seconds = Field(
+    ge=0, le=365 * 24 * 3600, allow_inf_nan=False, json_schema_extra={"unit": "seconds"}
+)
+Gibibytes = Field(ge=0, le=1 << 16, allow_inf_nan=False, json_schema_extra={"unit": "GiB"})
+Key = AfterValidator(_usable_key)
+Names = AfterValidator(_not_empty)
+Tenants = AfterValidator(_tenants)
+Several = BeforeValidator(_several)
 
 
 @Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
-class ServeOptions:
+class PolicyOptions(BaseModel):
+    """Which policies decide, and where others than the built-in ones are found."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True
+    )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_flags(cls, value: object, info: ValidationInfo) -> object:
+        """Of true and false, which Python takes for numbers."""
+        field = cls.model_fields[info.field_name or ""]
+        if isinstance(value, bool) and field.annotation is not bool:
+            raise ValueError("Must not be true or false.")
+        return value
+
+    scheduling_policy: Annotated[str | None, Policies] = None
+    """A preset: fcfs, priority, prefix-aware, fair-share, slo or vllm-like."""
+
+    policy: Annotated[tuple[str, ...], Policies, Parameter(negative=()), Several] = ()
+    """DECISION=POLICY or DECISION=POLICY:key=value,...; may be given several times."""
+
+    policy_file: Annotated[Path | None, Policies] = None
+    """A profile in TOML; flags win over it."""
+
+    plugins_dir: Annotated[Path | None, Policies] = None
+    """A folder whose Python files hold policies."""
+
+
+@Parameter(name="*")
+class ServeOptions(PolicyOptions):
     """Everything that `cadenza serve` can be told."""
+
+    model: Annotated[str, Model] = "demo"
+    """A GGUF file, a model folder, a hub id, or demo; may stand without its flag."""
 
     host: Annotated[str, Network] = "127.0.0.1"
     """Address to listen on, for HTTP and gRPC."""
@@ -92,10 +138,12 @@ class ServeOptions:
     allow_unauthenticated: Annotated[bool, Network] = False
     """Listen on an address that other machines can reach, although there are no keys."""
 
-    admin_api_key: Annotated[str | None, Network, Parameter(validator=_secret)] = None
+    admin_api_key: Annotated[str | None, Network, Key] = None
     """Key for administration; better in CADENZA_ADMIN_API_KEY, where other users cannot see it."""
 
-    served_model_name: Annotated[tuple[str, ...], Model, Parameter(validator=_not_empty)] = ()
+    served_model_name: Annotated[
+        tuple[str, ...], Model, Parameter(negative=()), Several, Names
+    ] = ()
     """Name that clients ask for, instead of the model's own; may be given several times."""
 
     device: Annotated[Literal["auto", "cpu", "cuda"], Model] = "auto"
@@ -147,29 +195,13 @@ class ServeOptions:
     metrics_compat: Annotated[Literal["vllm", "none"], Service] = "vllm"
     """Whose names metrics have beside our own: vllm's, or nobody's."""
 
-    metrics_tenant: Annotated[tuple[str, ...], Service, Parameter(validator=_tenants)] = ()
+    metrics_tenant: Annotated[
+        tuple[str, ...], Service, Parameter(negative=()), Several, Tenants
+    ] = ()
     """Tenant that metrics count for itself, others together; may be given several times."""
 
     log_level: Annotated[Literal["debug", "info", "warning", "error"], Service] = "warning"
     """Least severe log records that are written, to standard error."""
-
-
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
-class PolicyOptions:
-    """Which policies decide, and where others than the built-in ones are found."""
-
-    scheduling_policy: Annotated[str | None, Policies] = None
-    """A preset: fcfs, priority, prefix-aware, fair-share, slo or vllm-like."""
-
-    policy: Annotated[tuple[str, ...], Policies, Parameter(negative=())] = ()
-    """DECISION=POLICY or DECISION=POLICY:key=value,...; may be given several times."""
-
-    policy_file: Annotated[Path | None, Policies] = None
-    """A profile in TOML; flags win over it."""
-
-    plugins_dir: Annotated[Path | None, Policies] = None
-    """A folder whose Python files hold policies."""
 
 
 @Parameter(name="*")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 from typing import Annotated
 
@@ -35,7 +34,7 @@ def list_policies(
         The key that it was started with; default: that of CADENZA_ADMIN_API_KEY, if it is set.
     """
     if server is not None:
-        if flags is not None and any(getattr(flags, field.name) for field in fields(flags)):
+        if flags is not None and flags.model_fields_set:
             raise UsageError("--server lists what a running service does; other flags do not apply")
         from cadenza.cli.live_policies import list_live
 

@@ -4,42 +4,42 @@ from __future__ import annotations
 
 import sys
 
+import structlog
 import uvloop
 
 from cadenza.checkpoints.errors import CheckpointError
 from cadenza.checkpoints.locate import Located, locate
 from cadenza.cli.admin_key import admin_key
+from cadenza.cli.config import DEFAULT, Resolved
+from cadenza.cli.config_reports import show_given, warn
 from cadenza.cli.errors import UsageError
-from cadenza.cli.options import PolicyOptions, ServeOptions
+from cadenza.cli.options import ServeOptions
+from cadenza.cli.output import write
 from cadenza.cli.profile import configure
 from cadenza.cli.progress import Progress
 from cadenza.policies.errors import ProfileError
 from cadenza.service.engine_process import start_engine
 from cadenza.service.front import Addresses, Front, FrontConfig
 from cadenza.service.limits import Limits
-from cadenza.service.listening import is_loopback
-from cadenza.service.tokenizer import load_tokenizer
+from cadenza.service.listening import is_loopback, listen
+from cadenza.service.tokenizer import Tokenizer, load_tokenizer
 from cadenza.wire.logging import configure_logging
 from cadenza.wire.messages import EngineConfig, Ready
 
 DEFAULT_WATERMARK = 0.01
 
+_log = structlog.get_logger(__name__)
 
-def run(model: str, options: ServeOptions, policies: PolicyOptions) -> int:
+
+def run(resolved: Resolved) -> int:
     """Serve until stopped; returns 0 after a signal, 1 if the engine died while it served.
 
     Raises:
         UsageError: the model, an option or a port cannot be used.
     """
-    configure_logging(options.log_level)
-    _check_host(options)
-    try:
-        located = locate(model)
-        config = _front_config(located, options, policies)
-        tokenizer = load_tokenizer(located.path)
-    except (CheckpointError, ProfileError) as error:
-        raise UsageError(str(error)) from error
+    located, config, tokenizer = _prepared(resolved)
     configure_logging(config.engine.log_level)
+    _log.info("options", **_given(resolved))
     progress = Progress(sys.stdout)
     progress.note(f"Loading {located.served_name}")
     was_ready = False
@@ -62,6 +62,44 @@ def run(model: str, options: ServeOptions, policies: PolicyOptions) -> int:
     if failure is not None:
         sys.stderr.write(f"cadenza: {failure}\n")
     return 0 if failure is None else 1
+
+
+def check(resolved: Resolved) -> int:
+    """Do all that `run` does before it starts anything, and write what it would go by.
+
+    Raises:
+        UsageError: as `run`.
+    """
+    located, config, _ = _prepared(resolved)
+    try:
+        for port in (config.port, config.grpc_port):
+            for sock in listen(config.host, port):
+                sock.close()
+    except OSError as error:
+        raise UsageError(str(error)) from error
+    show_given(resolved)
+    write(f"{located.path} would be served as {', '.join(config.model_names)}\n")
+    return 0
+
+
+def _prepared(resolved: Resolved) -> tuple[Located, FrontConfig, Tokenizer]:
+    """Everything that can be known before the engine starts."""
+    options = resolved.options
+    configure_logging(options.log_level)
+    warn(resolved.warnings)
+    _check_host(options)
+    try:
+        located = locate(options.model)
+        config = _front_config(located, options)
+        return located, config, load_tokenizer(located.path)
+    except (CheckpointError, ProfileError) as error:
+        raise UsageError(str(error)) from error
+
+
+def _given(resolved: Resolved) -> dict[str, object]:
+    """The options that are not the defaults, for the log."""
+    shown = resolved.shown()
+    return {name: value for name, value in shown.items() if resolved.sources[name] != DEFAULT}
 
 
 def banner(model: str, ready: Ready, addresses: Addresses) -> str:
@@ -97,9 +135,9 @@ def _check_host(options: ServeOptions) -> None:
         )
 
 
-def _front_config(located: Located, options: ServeOptions, policies: PolicyOptions) -> FrontConfig:
+def _front_config(located: Located, options: ServeOptions) -> FrontConfig:
     """Raises ProfileError for a profile or a plugin that cannot be used."""
-    configured = configure(policies, may_set_watermark=options.watermark is None)
+    configured = configure(options, may_set_watermark=options.watermark is None)
     return FrontConfig(
         host=options.host,
         port=options.port,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 import inspect
 
 import pytest
@@ -12,11 +11,8 @@ from cadenza.cli.main import app, main
 from cadenza.cli.options import PolicyOptions, ServeOptions
 from cadenza.policies.presets import PRESETS
 
-OWNERS = {
-    field.name: owner
-    for owner in (ServeOptions, PolicyOptions)
-    for field in dataclasses.fields(owner)
-}
+OWNERS = dict.fromkeys(ServeOptions.model_fields, ServeOptions)
+OWNERS |= dict.fromkeys(PolicyOptions.model_fields, PolicyOptions)
 FIELDS = list(OWNERS)
 
 

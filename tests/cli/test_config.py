@@ -1,0 +1,331 @@
+"""Options from flags, variables and a file; `cadenza config`, and `cadenza serve --dry-run`."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cadenza.cli import serve
+from cadenza.cli.config import SECRETS, resolve, schema
+from cadenza.cli.errors import UsageError
+from cadenza.cli.main import main
+from cadenza.cli.options import ServeOptions
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    for name in [name for name in os.environ if name.startswith("CADENZA_")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "cadenza.yaml"
+
+
+def output_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    with pytest.raises(SystemExit) as left:
+        main(arguments)
+    said = capsys.readouterr()
+    assert left.value.code == 0, said.err
+    return said.out
+
+
+def refusal_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    with pytest.raises(SystemExit) as left:
+        main(arguments)
+    said = capsys.readouterr()
+    assert left.value.code == 2
+    assert said.out == ""
+    assert said.err.startswith("cadenza: ")
+    assert said.err.count("\n") == 1
+    return said.err
+
+
+def test_flags_win_over_variables_and_those_over_the_file(file: Path):
+    file.write_text("port: 1\ngrpc-port: 1\nmax_num_seqs: 1\nblock-size: 1\n")
+    variables = {"CADENZA_PORT": "2", "CADENZA_GRPC_PORT": "2", "CADENZA_MAX_NUM_SEQS": ""}
+
+    resolved = resolve(ServeOptions(port=3), file, variables)
+
+    options, sources = resolved.options, resolved.sources
+    assert (options.port, sources["port"]) == (3, "--port")
+    assert (options.grpc_port, sources["grpc_port"]) == (2, "CADENZA_GRPC_PORT")
+    assert (options.max_num_seqs, sources["max_num_seqs"]) == (1, f"max_num_seqs in {file}")
+    assert (options.block_size, sources["block_size"]) == (1, f"block_size in {file}")
+    assert (options.host, sources["host"]) == ("127.0.0.1", "default")
+    assert sources.keys() == ServeOptions.model_fields.keys()
+
+
+def test_a_flag_at_its_default_wins_as_well(file: Path):
+    file.write_text("port: 1\nenable_prefix_caching: false\n")
+
+    options = resolve(ServeOptions(port=8000, enable_prefix_caching=True), file, {}).options
+
+    assert (options.port, options.enable_prefix_caching) == (8000, True)
+
+
+def test_every_option_can_be_a_variable_or_stand_in_a_file(file: Path):
+    values: dict[str, Any] = {
+        "model": "m",
+        "host": "::1",
+        "port": 1,
+        "grpc_port": 2,
+        "allow_unauthenticated": True,
+        "admin_api_key": "key",
+        "served_model_name": ["a", "b"],
+        "device": "cpu",
+        "dtype": "float32",
+        "max_model_len": 3,
+        "threads": 4,
+        "block_size": 8,
+        "num_gpu_blocks_override": 5,
+        "kv_cache_memory_bytes": 6,
+        "swap_space": 0.25,
+        "max_num_seqs": 7,
+        "max_num_batched_tokens": 8,
+        "enable_prefix_caching": False,
+        "watermark": 0.5,
+        "max_num_queued_reqs": 9,
+        "shutdown_timeout": 1.5,
+        "metrics_compat": "none",
+        "metrics_tenant": ["t"],
+        "log_level": "debug",
+        "scheduling_policy": "slo",
+        "policy": ["order=edf:slack_s=1", "gate=queue-limit"],
+        "policy_file": "p.toml",
+        "plugins_dir": "plugins",
+    }
+    assert values.keys() == ServeOptions.model_fields.keys(), "this test shall know them all"
+    variables = {
+        f"CADENZA_{name.upper()}": " ".join(value) if isinstance(value, list) else str(value)
+        for name, value in values.items()
+    }
+    file.write_text(json.dumps({k: v for k, v in values.items() if k not in SECRETS}))
+
+    assert resolve(ServeOptions(), None, variables).options.model_dump(mode="json") == values
+    told = resolve(ServeOptions(), file, {}).options.model_dump(mode="json")
+    assert told == values | dict.fromkeys(SECRETS)
+
+
+def test_one_value_may_stand_for_several(file: Path):
+    file.write_text("served-model-name: alone\nmax_model_len:\n")
+
+    options = resolve(ServeOptions(), file, {}).options
+
+    assert options.served_model_name == ("alone",)
+    assert options.max_model_len is None
+
+
+def test_the_environment_may_name_the_file(file: Path, tmp_path: Path):
+    file.write_text("port: 1\n")
+    other = tmp_path / "other.yaml"
+    other.write_text("port: 2\n")
+    variables = {"CADENZA_CONFIG": str(file)}
+
+    assert resolve(ServeOptions(), None, variables).options.port == 1
+    assert resolve(ServeOptions(), other, variables).options.port == 2
+
+
+@pytest.mark.parametrize("content", ["", "# nothing\n", "---\n"])
+def test_a_file_may_be_empty(file: Path, content: str):
+    file.write_text(content)
+    assert resolve(ServeOptions(), file, {}).options == ServeOptions()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("prt: 1", "has prt, which is no option; did you mean port?"),
+        ("zzz: 1", "has zzz, which is no option"),
+        ("config: other.yaml", "has config, which is no option"),
+        ("1: 1", "has 1, which is no option"),
+        ("port: 1\nport: 2", "port comes twice, line 2"),
+        ("grpc-port: 1\ngrpc_port: 2", "has grpc_port twice"),
+        ("port: many", 'Invalid value "many" for port in '),
+        ("port: 70000", "Must be from 0 to 65535."),
+        ("port: [1]", "for port in"),
+        ("port: true", "for port in"),
+        ("dtype: int1", "Must be 'auto', 'float32' or 'bfloat16'."),
+        ("block_size: 3", "Must be a power of two"),
+        ("enable_prefix_caching: 7", "for enable_prefix_caching in"),
+        ("metrics_tenant: ['']", "1 to 128"),
+        ("served_model_name: [1]", "for served_model_name in"),
+        ("watermark: .nan", "at least 0 and less than 1."),
+        ("admin_api_key: s3cret", "has admin_api_key, which belongs into CADENZA_ADMIN_API_KEY"),
+        ("[1]", "must hold options, such as `port: 8000`"),
+        ("just words", "must hold options"),
+        ("port: 'x", "cannot be read: "),
+        ("a: &a [x]\nb: [*a]", "aliases are not taken, line 2"),
+        ("port: !!python/object/apply:os.system ['true']", "cannot be read: "),
+    ],
+)
+def test_a_wrong_file_is_told(file: Path, content: str, message: str):
+    file.write_text(content)
+    with pytest.raises(UsageError) as told:
+        resolve(ServeOptions(), file, {})
+    assert message in str(told.value)
+    assert str(file) in str(told.value)
+    assert "s3cret" not in str(told.value)
+
+
+def test_a_file_that_cannot_be_read(file: Path, tmp_path: Path):
+    for path, message in (
+        (file, "No such file"),
+        (tmp_path, "Is a directory"),
+        (Path("/dev/zero"), "larger than"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            resolve(ServeOptions(), path, {})
+    file.write_bytes(b"port: \xff")
+    with pytest.raises(UsageError, match="not UTF-8"):
+        resolve(ServeOptions(), file, {})
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "message"),
+    [
+        ("CADENZA_PORT", "many", 'Invalid value "many" for CADENZA_PORT.'),
+        ("CADENZA_PORT", "-1", "Must be from 0 to 65535."),
+        ("CADENZA_PORT", "tcp://10.0.0.1:8000", "Kubernetes sets such variables"),
+        ("CADENZA_ENABLE_PREFIX_CACHING", "perhaps", "for CADENZA_ENABLE_PREFIX_CACHING."),
+        ("CADENZA_ADMIN_API_KEY", "two words", "for CADENZA_ADMIN_API_KEY. Must be printable"),
+        ("CADENZA_SWAP_SPACE", "inf", "Must be from 0 to 65536 GiB."),
+        ("CADENZA_MODEL", "x" * 999, None),
+    ],
+)
+def test_a_wrong_variable_is_told(variable: str, value: str, message: str | None):
+    if message is None:
+        assert resolve(ServeOptions(), None, {variable: value}).options.model == value
+        return
+    with pytest.raises(UsageError) as told:
+        resolve(ServeOptions(), None, {variable: value})
+    assert message in str(told.value)
+    assert "two words" not in str(told.value)
+
+
+def test_variables_that_are_nearly_right_are_told():
+    variables = {"CADENZA_MAX_NUM_SEQ": "1", "CADENZA_SERVICE_HOST": "x", "CADENZA_PLUGINS": ""}
+
+    assert resolve(ServeOptions(), None, variables).warnings == [
+        "CADENZA_MAX_NUM_SEQ is not read; did you mean CADENZA_MAX_NUM_SEQS?"
+    ]
+
+
+def test_show_tells_every_value_and_where_it_is_from(capsys, file: Path, monkeypatch):
+    file.write_text("served_model_name: [a, b]\n")
+    monkeypatch.setenv("CADENZA_ADMIN_API_KEY", "s3cret")
+    flags = ("m", "--config", str(file), "--no-enable-prefix-caching")
+
+    lines = output_of(capsys, "config", "show", *flags).splitlines()
+    told = json.loads(output_of(capsys, "config", "show", *flags, "--json"))
+
+    assert lines[0].split() == ["OPTION", "VALUE", "FROM"]
+    assert len(lines) == 1 + len(ServeOptions.model_fields)
+    rows = {line.split()[0]: " ".join(line.split()[1:]) for line in lines[1:]}
+    assert rows["model"] == "m --model"
+    assert rows["served_model_name"] == f"a b served_model_name in {file}"
+    assert rows["enable_prefix_caching"] == "false --enable-prefix-caching"
+    assert rows["admin_api_key"] == "(secret) CADENZA_ADMIN_API_KEY"
+    assert rows["max_model_len"] == "- default"
+    assert told["served_model_name"] == {
+        "value": ["a", "b"],
+        "from": f"served_model_name in {file}",
+    }
+    assert told.keys() == ServeOptions.model_fields.keys()
+    assert "s3cret" not in json.dumps(told)
+
+
+def test_the_schema_is_that_of_the_file(capsys):
+    told = json.loads(output_of(capsys, "config", "schema"))
+
+    assert told == schema()
+    assert told["properties"].keys() == ServeOptions.model_fields.keys() - SECRETS
+    assert told["additionalProperties"] is False
+    port = told["properties"]["port"]
+    assert (port["minimum"], port["maximum"], port["default"]) == (0, 65535, 8000)
+    assert port["description"] == "HTTP port; 0 takes any free one."
+    assert told["properties"]["dtype"]["enum"] == ["auto", "float32", "bfloat16"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("config", "show", "--port", "x"), 'Invalid value "x" for --port.'),
+        (("config", "show", "--bogus"), "--bogus"),
+        (("config", "show", "a", "--model", "b"), "the model is given twice"),
+        (("serve", "a", "--model", "b"), "the model is given twice"),
+        (("serve", "--config", "/no/such.yaml"), "/no/such.yaml cannot be read"),
+        (("serve", "--admin-api-key", "two words"), "Invalid value for --admin-api-key."),
+    ],
+)
+def test_a_wrong_use_is_told(capsys, arguments: tuple[str, ...], message: str):
+    assert message in refusal_of(capsys, *arguments)
+
+
+@pytest.fixture
+def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("Front", "start_engine"):
+        monkeypatch.setattr(serve, name, lambda *_, **__: pytest.fail("it was started"))
+
+
+PORTS = ("--port", "0", "--grpc-port", "0")
+
+
+@pytest.mark.usefixtures("nothing_starts")
+def test_a_dry_run_checks_everything_and_starts_nothing(capsys, monkeypatch):
+    monkeypatch.setenv("CADENZA_MAX_NUM_SEQS", "8")
+
+    lines = output_of(capsys, "serve", "--dry-run", *PORTS).splitlines()
+
+    assert [line.split() for line in lines[1:-1]] == [
+        ["port", "0", "--port"],
+        ["grpc_port", "0", "--grpc-port"],
+        ["max_num_seqs", "8", "CADENZA_MAX_NUM_SEQS"],
+    ]
+    assert lines[-1].endswith("would be served as SmolLM2-135M-Instruct")
+
+
+@pytest.mark.usefixtures("nothing_starts")
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("no-such-model",), "no-such-model"),
+        (("--policy", "order=lifo"), "lifo"),
+        (("--host", "0.0.0.0"), "--allow-unauthenticated"),
+    ],
+)
+def test_a_dry_run_finds_what_is_wrong(capsys, flags: tuple[str, ...], message: str):
+    assert message in refusal_of(capsys, "serve", "--dry-run", *PORTS, *flags)
+
+
+@pytest.mark.usefixtures("nothing_starts")
+def test_a_dry_run_finds_a_port_that_is_taken(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for flag in ("--port", "--grpc-port"):
+            other = ({*PORTS[::2]} - {flag}).pop()
+            said = refusal_of(capsys, "serve", "--dry-run", other, "0", flag, str(port))
+            assert "the port is in use" in said
+
+
+def test_looking_at_the_configuration_needs_neither_torch_nor_a_server():
+    code = (
+        "import sys, cadenza.cli.main as m\n"
+        "try: m.main(['config', 'show'])\n"
+        "finally: print(*sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60
+    )
+    imported = set(done.stdout.splitlines()[-1].split())
+    assert "cadenza.cli.config" in imported, done.stderr
+    assert not imported & {"torch", "transformers", "grpc", "starlette", "uvloop", "numpy"}
