@@ -133,7 +133,7 @@ def _write_decisions(profile: ProfileReport) -> None:
 
 def _write_faults(profile: ProfileReport) -> None:
     for each in profile.faults:
-        where = f"{each.policy} in {_short(each.hook)}"
+        where = f"{each.policy} in {_short(each.hook)} ({each.process})"
         write(f"last fault of {where}: {each.last_error}\n")
 
 

@@ -77,6 +77,17 @@ def _evictions(live: Array, shadow: Array, arguments: Mapping[str, Any]) -> Diff
     return of_scores(live, shadow, arguments["blocks"].last_use)
 
 
+def of_refusals(live: object | None, shadow: object | None) -> Difference:
+    """Figure: 1 where one refuses and the other does not."""
+    differs = (live is None) != (shadow is None)
+    return Difference(differs, False, float(differs))
+
+
+def of_shedding(live: Array, shadow: Array) -> Difference:
+    """Figure: as `of_scores`, where the highest comes first, and of equals the latest."""
+    return of_scores(-live, -shadow, -np.arange(len(live)))
+
+
 class Comparison(NamedTuple):
     """How the answers of one hook are compared."""
 
@@ -106,4 +117,13 @@ COMPARISONS: dict[str, Comparison] = {
     "guard_starvation": Comparison(
         "share judged otherwise", lambda live, shadow, _: of_masks(live, shadow)
     ),
-}  # by hook, for every decision
+}  # by hook, for every decision of the scheduler
+
+FRONT_COMPARISONS: dict[str, Comparison] = {
+    "gate_arrivals": Comparison(
+        "share of calls judged otherwise", lambda live, shadow, _: of_refusals(live, shadow)
+    ),
+    "shed_load": Comparison(
+        "mean change of place, 1 is reversed", lambda live, shadow, _: of_shedding(live, shadow)
+    ),
+}  # by hook, for every decision of the front

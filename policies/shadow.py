@@ -1,23 +1,25 @@
 """A second profile beside the live one: asked the same, compared, and never obeyed.
 
 Its policies get the live ones' views, a runner of their own, and so a time budget and faults of
-their own. They are told what really happened. A service without a shadow has plain `Decisions`, and
-pays nothing.
+their own. They are told what really happened. A service without a shadow has plain `Decisions` and
+`FrontDecisions`, and pays nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from cadenza.policies.arrivals import ArrivalColumns, ServiceView
 from cadenza.policies.decisions import Decisions, Kind
-from cadenza.policies.differences import COMPARISONS
+from cadenza.policies.differences import COMPARISONS, FRONT_COMPARISONS, Comparison
+from cadenza.policies.front_decisions import FrontDecisions, Refused
 from cadenza.policies.profile import Profile
 from cadenza.policies.runner import PolicyRunner
-from cadenza.policies.views import BoolArray, RequestColumns, StepView
+from cadenza.policies.views import BoolArray, FloatArray, RequestColumns, StepView
 
-SHADOW_BUDGET_S = 0.005  # of all policies of the shadow together, in a step
+SHADOW_BUDGET_S = 0.005  # of all policies of the shadow together, in a step or at an arrival
 
 T = TypeVar("T")
 
@@ -47,6 +49,41 @@ class Shadow:
         self.profile = profile
         self.runner = runner
         self.decisions = Decisions(profile, runner)
+        self.front_decisions = FrontDecisions(profile, runner)
+
+
+class _Comparing:
+    """Counts how a shadow's answers differ."""
+
+    def __init__(self, shadow: Shadow, comparisons: Mapping[str, Comparison]) -> None:
+        self._shadow = shadow
+        self._comparisons = comparisons
+        self._compared = {hook: Compared(hook, each.figure) for hook, each in comparisons.items()}
+
+    @property
+    def all(self) -> tuple[Compared, ...]:
+        """Of every decision, also of those that nobody has asked for."""
+        return tuple(self._compared.values())
+
+    def compare(
+        self, hook: str, answer: T, ask: Callable[[], T], arguments: dict[str, Any]
+    ) -> None:
+        """Ask the shadow as well, by `ask`."""
+        compared = self._compared[hook]
+        compared.asked += 1
+        before = self._num_unanswered(hook)
+        other = ask()
+        if self._num_unanswered(hook) > before:
+            compared.unanswered += 1
+            return
+        difference = self._comparisons[hook].compare(answer, other, arguments)
+        compared.differed += difference.differs
+        compared.first_differed += difference.first_differs
+        compared.total += difference.figure
+
+    def _num_unanswered(self, hook: str) -> int:
+        profile, runner = self._shadow.profile, self._shadow.runner
+        return sum(runner.num_unanswered(policy, hook) for policy in profile.deciding(hook))
 
 
 class ShadowedDecisions(Decisions):
@@ -65,18 +102,17 @@ class ShadowedDecisions(Decisions):
         newcomers: Collection[str] | None = None,
     ) -> None:
         super().__init__(profile, runner, newcomers)
-        self._shadow = shadow
         self._other = shadow.decisions
-        self._compared = {hook: Compared(hook, each.figure) for hook, each in COMPARISONS.items()}
+        self._comparing = _Comparing(shadow, COMPARISONS)
 
     @property
     def comparison(self) -> tuple[Compared, ...]:
         """Of every decision, also of those that nobody has asked for."""
-        return tuple(self._compared.values())
+        return self._comparing.all
 
     def guard_starvation(self, waiting: RequestColumns, step: StepView) -> BoolArray:
         starving = super().guard_starvation(waiting, step)
-        self._compare(
+        self._comparing.compare(
             "guard_starvation",
             starving,
             lambda: self._other.guard_starvation(waiting, step),
@@ -109,26 +145,40 @@ class ShadowedDecisions(Decisions):
 
     def _ask(self, hook: str, kind: Kind[T], size: int, arguments: dict[str, Any]) -> T:
         answer = super()._ask(hook, kind, size, arguments)
-        self._compare(
+        self._comparing.compare(
             hook, answer, lambda: self._other._ask(hook, kind, size, arguments), arguments
         )
         return answer
 
-    def _compare(
-        self, hook: str, answer: T, ask: Callable[[], T], arguments: dict[str, Any]
-    ) -> None:
-        compared = self._compared[hook]
-        compared.asked += 1
-        before = self._num_unanswered(hook)
-        other = ask()
-        if self._num_unanswered(hook) > before:
-            compared.unanswered += 1
-            return
-        difference = COMPARISONS[hook].compare(answer, other, arguments)
-        compared.differed += difference.differs
-        compared.first_differed += difference.first_differs
-        compared.total += difference.figure
 
-    def _num_unanswered(self, hook: str) -> int:
-        profile, runner = self._shadow.profile, self._shadow.runner
-        return sum(runner.num_unanswered(policy, hook) for policy in profile.deciding(hook))
+class ShadowedFrontDecisions(FrontDecisions):
+    """The same where requests arrive: the shadow is asked about whatever its policies may judge.
+
+    Its gates are asked about calls that the live ones refuse, too.
+    """
+
+    def __init__(self, profile: Profile, runner: PolicyRunner, shadow: Shadow) -> None:
+        super().__init__(profile, runner)
+        self._other = shadow.front_decisions
+        self._comparing = _Comparing(shadow, FRONT_COMPARISONS)
+        self.may_refuse |= self._other.may_refuse
+        self.may_shed |= self._other.may_shed
+
+    @property
+    def comparison(self) -> tuple[Compared, ...]:
+        """Of both decisions, also if nobody has asked for them."""
+        return self._comparing.all
+
+    def gate_arrivals(self, arrivals: ArrivalColumns, service: ServiceView) -> Refused | None:
+        refused = super().gate_arrivals(arrivals, service)
+        self._comparing.compare(
+            "gate_arrivals", refused, lambda: self._other.gate_arrivals(arrivals, service), {}
+        )
+        return refused
+
+    def shed_load(self, waiting: ArrivalColumns, service: ServiceView) -> FloatArray:
+        scores = super().shed_load(waiting, service)
+        self._comparing.compare(
+            "shed_load", scores, lambda: self._other.shed_load(waiting, service), {}
+        )
+        return scores

@@ -8,13 +8,18 @@ it returns.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
+import structlog
+
+from cadenza.policies.contract import FRONT_HOOKS
 from cadenza.policies.front_decisions import FrontDecisions
 from cadenza.policies.hook_guard import HookGuard
 from cadenza.policies.profile import Profile
 from cadenza.policies.runner import FaultCount, PolicyRunner
+from cadenza.policies.shadow import SHADOW_BUDGET_S, Shadow, ShadowedFrontDecisions
 from cadenza.wire.messages import HookUse
+from cadenza.wire.policies import Comparison, HookFaults, ProfileState, ShadowState
 
 _REFILL = 0.5  # of the time that goes by, for all policies together
 
@@ -37,8 +42,10 @@ class FrontPolicies:
             timer: seconds, to measure calls with; without one no call takes any time.
         """
         self._profile = profile or Profile()
+        self._guard, self._timer = guard, timer
         self._runner = PolicyRunner(self._profile, timer=timer, guard=guard, refill=_REFILL)
-        self.decisions = FrontDecisions(self._profile, self._runner)
+        self._shadow: Shadow | None = None
+        self._decide()
 
     def use(self, profile: Profile) -> None:
         """Ask the policies of a profile from now on that was built to follow the present one.
@@ -48,16 +55,47 @@ class FrontPolicies:
         profile.follow(self._profile)
         self._profile = profile
         self._runner.use(profile)
-        self.decisions = FrontDecisions(profile, self._runner)
+        self._decide()
+
+    def shadow(self, profile: Profile | None) -> Profile | None:
+        """Ask the policies of a second profile as well, and only compare; None: of none.
+
+        Returns the profile that was asked so until now; nobody asks it any more.
+        """
+        before, self._shadow = self._shadow, None
+        if profile is not None:
+            runner = PolicyRunner(
+                profile,
+                timer=self._timer,
+                guard=self._guard,
+                budget_s=SHADOW_BUDGET_S,
+                refill=_REFILL,
+                log=structlog.get_logger(__name__, shadow=True),
+            )
+            self._shadow = Shadow(profile, runner)
+        self._decide()
+        return None if before is None else before.profile
+
+    def _decide(self) -> None:
+        if self._shadow is None:
+            self.decisions = FrontDecisions(self._profile, self._runner)
+        else:
+            self.decisions = ShadowedFrontDecisions(self._profile, self._runner, self._shadow)
 
     def release(self, policy: str) -> None:
-        """Ask a quarantined policy again, a fresh instance of it.
+        """Ask a quarantined policy again, a fresh instance of it, also as the shadow's.
 
         Raises:
-            KeyError: the profile has no such policy.
+            KeyError: neither profile has such a policy.
             PolicyUnusable: it cannot be built.
         """
-        self._runner.release(policy)
+        asked = [self._runner] if policy in self._profile.policies else []
+        if self._shadow is not None and policy in self._shadow.profile.policies:
+            asked.append(self._shadow.runner)
+        if not asked:
+            raise KeyError(policy)
+        for runner in asked:
+            runner.release(policy)
 
     @property
     def profile(self) -> Profile:
@@ -88,7 +126,41 @@ class FrontPolicies:
         ]
 
     @property
-    def last_errors(self) -> Mapping[tuple[str, str], str]:
-        """By policy and hook, of every hook that failed."""
-        tallies = self._runner.tallies
-        return {key: tally.last_error for key, tally in tallies.items() if tally.faults}
+    def hook_faults(self) -> Sequence[HookFaults]:
+        """The same with what each did the last time."""
+        return _hook_faults(self._runner)
+
+    @property
+    def shadow_state(self) -> ShadowState | None:
+        """How the shadow fares, and what it would have decided otherwise; None: there is none."""
+        if self._shadow is None or not isinstance(self.decisions, ShadowedFrontDecisions):
+            return None
+        profile, runner = self._shadow.profile, self._shadow.runner
+        return ShadowState(
+            ProfileState(
+                decisions={hook: profile.deciding(hook) for hook in FRONT_HOOKS},
+                options={},
+                faults=_hook_faults(runner),
+                quarantined=runner.quarantined,
+            ),
+            tuple(
+                Comparison(
+                    hook=each.hook,
+                    asked=each.asked,
+                    unanswered=each.unanswered,
+                    differed=each.differed,
+                    first_differed=each.first_differed,
+                    mean=each.mean,
+                    figure=each.figure,
+                )
+                for each in self.decisions.comparison
+            ),
+        )
+
+
+def _hook_faults(runner: PolicyRunner) -> tuple[HookFaults, ...]:
+    return tuple(
+        HookFaults(policy, hook, tally.faults, tally.last_error)
+        for (policy, hook), tally in runner.tallies.items()
+        if tally.faults
+    )

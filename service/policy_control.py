@@ -116,7 +116,7 @@ class PolicyControl:
         await self._alone(lambda: self._use(content))
 
     async def shadow(self, content: Mapping[str, Any] | None) -> None:
-        """Ask the engine's policies of a second profile as well, and compare; None: of none.
+        """Ask the policies of a second profile as well, and compare; None: of none.
 
         Raises:
             InvalidRequest, ChangeUnderWay, EngineUnavailable: as for `use`.
@@ -161,32 +161,39 @@ class PolicyControl:
         try:
             await self._tell(lambda number: UseProfile(number, config))
         except BaseException:
-            aside(profile.let_go, self._limit_s)
+            self._let_go(profile)
             raise
         self._policies.use(profile)
         self._config, self._preset = config, choices.preset
-        aside(before.let_go, self._limit_s)
+        self._let_go(before)
         _log.info("policies changed", decisions=profile.names)
 
     async def _shadow(self, content: Mapping[str, Any] | None) -> None:
-        choices = config = None
+        choices = config = profile = None
         if content is not None:
             choices = await _read(content)
             config = self._with(choices)
-            aside((await self._build(choices, None)).let_go, self._limit_s)
-        await self._tell(lambda number: UseShadow(number, config))
+            profile = await self._build(choices, None)
+        try:
+            await self._tell(lambda number: UseShadow(number, config))
+        except BaseException:
+            self._let_go(profile)
+            raise
+        self._let_go(self._policies.shadow(profile))
         self._shadow_preset = choices.preset if choices is not None else None
+
+    def _let_go(self, profile: Profile | None) -> None:
+        if profile is not None:
+            aside(profile.let_go, self._limit_s)
 
     async def _release(self, policy: str) -> None:
         """This process first: if it fails here, the engine has not been told."""
-        ours = self._policies
-        is_here = policy in ours.profile.policies
-        if not is_here and not await self._is_in_shadow(policy):
-            names = ", ".join(ours.profile.policies)
-            raise UnknownPolicy(f"The policy {quoted(policy)} is not in use; {names} are.")
         try:
-            if is_here:
-                ours.release(policy)
+            self._policies.release(policy)
+        except KeyError as error:
+            names = ", ".join(self._policies.profile.policies)
+            message = f"The policy {quoted(policy)} is not in use; {names} are."
+            raise UnknownPolicy(message) from error
         except PolicyUnusable as error:
             raise InvalidRequest(
                 f"In the front process {error}; the engine is as it was."
@@ -194,14 +201,9 @@ class PolicyControl:
         try:
             await self._tell(lambda number: ReleasePolicy(number, policy))
         except InvalidRequest as error:
-            here = "; the front process asks it" if is_here else ""
-            raise InvalidRequest(f"In the engine process {error.message}{here}.") from error
-
-    async def _is_in_shadow(self, policy: str) -> bool:
-        state = await self._engine.ask(DescribePolicies)
-        assert isinstance(state, PoliciesState)
-        decisions = state.shadow.profile.decisions if state.shadow is not None else {}
-        return any(policy in names for names in decisions.values())
+            raise InvalidRequest(
+                f"In the engine process {error.message}; the front process asks it."
+            ) from error
 
     async def _build(self, choices: Choices, before: Profile | None) -> Profile:
         """The profile, built and tried in a thread.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -11,8 +11,14 @@ from cadenza.policies.contract import OBSERVERS, hooks_of
 from cadenza.policies.discovery import Catalog
 from cadenza.policies.markers import HOOKSPEC_VERSION
 from cadenza.service.front_policies import FrontPolicies
+from cadenza.wire import policies as wire
 from cadenza.wire.messages import PoliciesState
-from cadenza.wire.policies import ProfileState
+from cadenza.wire.policies import ProfileState, ShadowState
+
+_ENGINE, _FRONT = "engine", "front"  # processes
+_NO_SHADOW = ShadowState(ProfileState(decisions={}, options={}, faults=(), quarantined=()), ())
+
+T = TypeVar("T")
 
 
 class InstalledPolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,6 +37,7 @@ class HookFaults(msgspec.Struct, frozen=True, kw_only=True):
 
     policy: str
     hook: str
+    process: str  # which asks the hook: "engine" or "front"
     faults: int
     last_error: str
 
@@ -43,13 +50,14 @@ class ProfileReport(msgspec.Struct, frozen=True, kw_only=True):
     observers: Mapping[str, Sequence[str]]  # hook -> policies that it tells
     options: Mapping[str, Mapping[str, Any]]  # policy -> those that it was given
     faults: Sequence[HookFaults]
-    quarantined: Sequence[str]
+    quarantined: Sequence[str]  # in either process; by `faults` one sees in which
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """Answers to one hook, live and shadow, since either profile was last changed."""
 
     hook: str
+    process: str  # which asks it: "engine" or "front"
     asked: int
     unanswered: int  # the shadow's policy failed or was passed over; not compared
     differed: int
@@ -83,19 +91,18 @@ def report(
     shadow_preset: str | None,
 ) -> PolicyReport:
     """Put together what both processes know."""
-    live = _profile(state.live, preset)
-    live = msgspec.structs.replace(
-        live,
-        faults=_added(live.faults, _front_faults(front)),
-        quarantined=tuple(dict.fromkeys((*live.quarantined, *front.quarantined))),
-    )
+    live = _profile(state.live, preset, front.hook_faults, front.quarantined)
     shadow = None
     if state.shadow is not None:
+        # For a moment after a change only one of the processes may have it
+        ours = front.shadow_state or _NO_SHADOW
         shadow = ShadowReport(
-            profile=_profile(state.shadow.profile, shadow_preset),
+            profile=_profile(
+                state.shadow.profile, shadow_preset, ours.profile.faults, ours.profile.quarantined
+            ),
             comparisons=[
-                msgspec.convert(each, Comparison, from_attributes=True)
-                for each in state.shadow.comparisons
+                *(_told(Comparison, each, _ENGINE) for each in state.shadow.comparisons),
+                *(_told(Comparison, each, _FRONT) for each in ours.comparisons),
             ],
         )
     return PolicyReport(
@@ -106,39 +113,29 @@ def report(
     )
 
 
-def _profile(state: ProfileState, preset: str | None) -> ProfileReport:
+def _profile(
+    state: ProfileState,
+    preset: str | None,
+    front_faults: Sequence[wire.HookFaults],
+    front_quarantined: Sequence[str],
+) -> ProfileReport:
     asked = state.decisions.items()
     return ProfileReport(
         preset=preset,
         decisions={hook: names for hook, names in asked if hook not in OBSERVERS},
         observers={hook: names for hook, names in asked if hook in OBSERVERS},
         options=state.options,
-        faults=[msgspec.convert(each, HookFaults, from_attributes=True) for each in state.faults],
-        quarantined=state.quarantined,
+        faults=[
+            *(_told(HookFaults, each, _ENGINE) for each in state.faults),
+            *(_told(HookFaults, each, _FRONT) for each in front_faults),
+        ],
+        quarantined=tuple(dict.fromkeys((*state.quarantined, *front_quarantined))),
     )
 
 
-def _front_faults(front: FrontPolicies) -> list[HookFaults]:
-    errors = front.last_errors
-    return [
-        HookFaults(
-            policy=each.policy,
-            hook=each.hook,
-            faults=each.faults,
-            last_error=errors[each.policy, each.hook],
-        )
-        for each in front.faults
-    ]
-
-
-def _added(engine: Sequence[HookFaults], front: Sequence[HookFaults]) -> list[HookFaults]:
-    """Both, those of one hook counted together."""
-    counts = {(each.policy, each.hook): each for each in engine}
-    for each in front:
-        other = counts.get((each.policy, each.hook))
-        faults = each.faults + (other.faults if other else 0)
-        counts[each.policy, each.hook] = msgspec.structs.replace(each, faults=faults)
-    return [*counts.values()]
+def _told(kind: Callable[..., T], told: msgspec.Struct, process: str) -> T:
+    """What a process told, as one of the report's structs, which have the same fields."""
+    return kind(process=process, **msgspec.structs.asdict(told))
 
 
 def _installed(catalog: Catalog, decisions: Mapping[str, Sequence[str]]) -> list[InstalledPolicy]:

@@ -101,6 +101,7 @@ def _faults(faults: HookFaults) -> pb.HookFaults:
     return pb.HookFaults(
         policy=faults.policy,
         hook=faults.hook,
+        process=faults.process,
         faults=faults.faults,
         last_error=encodable(faults.last_error),
     )
@@ -110,6 +111,7 @@ def _shadow(shadow: ShadowReport) -> pb.ShadowReport:
     comparisons = [
         pb.Comparison(
             hook=each.hook,
+            process=each.process,
             asked=each.asked,
             unanswered=each.unanswered,
             differed=each.differed,

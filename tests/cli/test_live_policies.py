@@ -36,7 +36,13 @@ def profile(order: str, **changes: Any) -> ProfileReport:
     return ProfileReport(**{**plain, **changes})
 
 
-FAULTS = HookFaults(policy="mine", hook="order_admissions", faults=3, last_error="ValueError('no')")
+FAULTS = HookFaults(
+    policy="mine",
+    hook="order_admissions",
+    process="engine",
+    faults=3,
+    last_error="ValueError('no')",
+)
 REPORT = PolicyReport(
     hookspec_version="0.3.0",
     installed=[
@@ -59,6 +65,7 @@ REPORT = PolicyReport(
         comparisons=[
             Comparison(
                 hook="order_admissions",
+                process="engine",
                 asked=9,
                 unanswered=1,
                 differed=4,
@@ -68,6 +75,7 @@ REPORT = PolicyReport(
             ),
             Comparison(
                 hook="select_victims",
+                process="engine",
                 asked=0,
                 unanswered=0,
                 differed=0,
@@ -153,7 +161,7 @@ def test_list_shows_choice_faults_quarantine_and_shadow(capsys, service: Service
         "POLICY FROM DECIDES FAULTS STATE",
         "fcfs built in - - -",
         "mine acme 1.5 order, on_finished 3 quarantined",
-        "last fault of mine in order: ValueError('no')",
+        "last fault of mine in order (engine): ValueError('no')",
         "",
         "SHADOW POLICIES ASKED DIFFERED FIRST FIGURE",
         "order edf 9, 1 unanswered 4 2 0.123 mean change of place",

@@ -8,13 +8,18 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from cadenza.policies import RequestColumns, hookimpl
+from cadenza.policies import Refusal, RequestColumns, hookimpl
 from cadenza.policies.builtin import BUILTIN, DEFAULTS
 from cadenza.policies.contract import FRONT_HOOKS
 from cadenza.policies.decisions import Decisions
 from cadenza.policies.profile import Profile
 from cadenza.policies.runner import STRIKES, PolicyRunner
-from cadenza.policies.shadow import Compared, Shadow, ShadowedDecisions
+from cadenza.policies.shadow import (
+    Compared,
+    Shadow,
+    ShadowedDecisions,
+    ShadowedFrontDecisions,
+)
 from cadenza.policies.warm_up import made_up_views
 from cadenza.testing import Driver
 from tests.policies.views import STEP, whole
@@ -203,3 +208,77 @@ def test_a_shadow_is_asked_what_the_live_profile_alone_would_not_be(
     (compared,) = (each for each in decisions.comparison if each.hook == hook)
     assert compared.asked > 0
     assert compared.unanswered == decisions.faults == 0
+
+
+class Judging:
+    """Answers the front's hooks with what the test says."""
+
+    answers: ClassVar[dict[str, Any]] = {}
+
+    @hookimpl
+    def gate_arrivals(self) -> Any:
+        return self.answers["gate_arrivals"]
+
+    @hookimpl
+    def shed_load(self) -> Any:
+        return self.answers["shed_load"]
+
+
+class Front:
+    """The front's decisions with a shadow beside them, asked about three arrivals."""
+
+    def __init__(self, *hooks: str, live: Profile | None = None) -> None:
+        shadow = Profile(dict.fromkeys(hooks, "judging"), {**BUILTIN, "judging": Judging})
+        live = live or Profile()
+        self.live, self.shadow = PolicyRunner(live), PolicyRunner(shadow)
+        self.decisions = ShadowedFrontDecisions(live, self.live, Shadow(shadow, self.shadow))
+        self._asked = 0
+
+    def ask(self, hook: str, answer: Any) -> Any:
+        Judging.answers[hook] = answer
+        self._asked += 1
+        service = replace(VIEWS["service"], step_id=self._asked)
+        return getattr(self.decisions, hook)(VIEWS["arrivals"], service)
+
+    def compared(self, hook: str) -> Compared:
+        return next(each for each in self.decisions.comparison if each.hook == hook)
+
+
+def test_gates_by_hand():
+    front = Front("gate_arrivals")
+    refusal = Refusal(reason="no", limit="tenant")
+    for answer in (None, [None, refusal, None], "nonsense", [refusal] * 3):
+        assert front.ask("gate_arrivals", answer) is None
+
+    compared = front.compared("gate_arrivals")
+    assert (compared.asked, compared.unanswered, compared.differed) == (4, 1, 2)
+    assert compared.mean == pytest.approx(2 / 3)
+    assert (front.live.faults, front.shadow.faults) == (0, 1)
+
+
+def test_whom_to_shed_by_hand():
+    """The newcomer in the live profile's eyes; of the others equals, of whom the latest goes."""
+    front = Front("shed_load")
+    for answer in ([0.0, 0.0, 1.0], [5.0, 0.0, 9.0], [2.0, 1.0, 0.0], [0.0, np.inf, 1.0]):
+        assert front.ask("shed_load", np.array(answer)).tolist() == [0.0, 0.0, 1.0]
+
+    compared = front.compared("shed_load")
+    assert (compared.asked, compared.unanswered) == (4, 0)
+    assert (compared.differed, compared.first_differed) == (3, 2)
+
+
+@pytest.mark.parametrize("hook", FRONT_HOOKS)
+def test_what_the_shadow_may_judge_is_asked_about(hook: str):
+    plain = ShadowedFrontDecisions(
+        Profile(), PolicyRunner(Profile()), Shadow(Profile(), PolicyRunner(Profile()))
+    )
+    assert (plain.may_refuse, plain.may_shed) == (False, False)
+    decisions = Front(hook).decisions
+    assert (decisions.may_refuse, decisions.may_shed) == (
+        hook == "gate_arrivals",
+        hook == "shed_load",
+    )
+
+
+def test_every_decision_of_the_front_is_in_the_report():
+    assert {each.hook for each in Front().decisions.comparison} == {*FRONT_HOOKS}

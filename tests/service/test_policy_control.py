@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -21,6 +21,8 @@ from cadenza.service.errors import (
     RequestError,
     UnknownPolicy,
 )
+from cadenza.service.policy_report import Comparison
+from cadenza.service.request import GenerationRequest
 from cadenza.wire.messages import PolicyConfig, ReleasePolicy, UseProfile, UseShadow
 from cadenza.wire.policies import HookFaults
 
@@ -44,11 +46,13 @@ class Failing:
 
 
 class Gate:
-    """Answers with what is no refusal."""
+    """Answers with what is no refusal, unless the test says otherwise."""
+
+    answers: ClassVar[Any] = ["no"]
 
     @hookimpl
     def gate_arrivals(self) -> Any:
-        return ["no"]
+        return self.answers
 
 
 class Once:
@@ -73,6 +77,7 @@ FAIR = {"preset": "fair-share"}
 @pytest.fixture(autouse=True)
 def hang() -> Iterator[None]:
     Hanging.go = threading.Event()
+    Gate.answers = ["no"]
     yield
     Hanging.go.set()
 
@@ -344,6 +349,72 @@ def test_a_shadow_is_set_and_taken_away(run, open_front: OpenFront):
     run(main())
 
 
+def test_a_shadow_judges_arrivals_and_refuses_nobody(run, open_front: OpenFront):
+    async def main() -> None:
+        async with open_front(policies=POLICIES) as front:
+            quota = {
+                "decisions": {"gate": "tenant-quota"},
+                "options": {"tenant-quota": {"max_queued": 1}},
+            }
+            await front.control.shadow(quota)
+            front.engine.auto = False
+            for _ in range(3):
+                request = GenerationRequest(token_ids=[1], tenant="a")
+                await front.generator.submit(request)
+
+            gates = await compared(front, "gate_arrivals")
+            assert (gates.process, gates.asked, gates.differed) == ("front", 3, 2)
+            assert front.generator.metrics.refused.get("tenant-quota", 0) == 0
+
+            await front.control.use(FAIR)
+            assert (await compared(front, "gate_arrivals")).asked == 0, "they compare anew"
+            await front.control.shadow(None)
+            assert not front.generator.policies.decisions.may_refuse
+
+    async def compared(front: Front, hook: str) -> Comparison:
+        shadow = (await front.control.describe()).shadow
+        assert shadow is not None
+        return next(each for each in shadow.comparisons if each.hook == hook)
+
+    run(main())
+
+
+def test_faults_of_a_shadow_here_are_its_own(run, open_front: OpenFront):
+    async def main() -> None:
+        async with open_front(policies=POLICIES) as front:
+            Gate.answers = None  # while it is tried
+            await front.control.shadow({"decisions": {"gate": "gate"}})
+            Gate.answers = ["no"]
+            front.engine.auto = False
+            for _ in range(STRIKES):
+                await front.generator.submit(GenerationRequest(token_ids=[1]))
+
+            report = await front.control.describe()
+            assert report.shadow is not None
+            (faults,) = report.shadow.profile.faults
+            assert (faults.policy, faults.process, faults.faults) == ("gate", "front", STRIKES)
+            assert report.shadow.profile.quarantined == ("gate",)
+            assert report.live.faults == []
+            await front.control.release("gate")
+            report = await front.control.describe()
+            assert report.shadow is not None
+            assert report.shadow.profile.quarantined == ()
+
+    run(main())
+
+
+def test_a_shadow_that_the_engine_refuses_is_none_here(run, open_front: OpenFront):
+    async def main() -> None:
+        async with open_front() as front:
+            front.engine.policy_error = "no"
+            with pytest.raises(InvalidRequest):
+                await front.control.shadow(FAIR)
+
+            assert front.generator.policies.shadow_state is None
+
+    run(main())
+
+
 def test_a_release_goes_to_both_processes(run, open_front: OpenFront):
     async def main() -> None:
         async with open_front(policies=POLICIES) as front:
@@ -354,8 +425,10 @@ def test_a_release_goes_to_both_processes(run, open_front: OpenFront):
             front.engine.hook_faults = (HookFaults("failing", "order_admissions", 4, "old"),)
             live = (await front.control.describe()).live
             assert live.quarantined == ("failing",)
-            assert [(each.faults, each.last_error) for each in live.faults] == [
-                (STRIKES + 4, "ValueError('no')")
+            told = [(each.process, each.faults, each.last_error) for each in live.faults]
+            assert told == [
+                ("engine", 4, "old"),
+                ("front", STRIKES, "ValueError('no')"),
             ]
 
             await front.control.release("failing")

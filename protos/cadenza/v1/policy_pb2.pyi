@@ -530,6 +530,7 @@ class HookFaults(_message.Message):
     HOOK_FIELD_NUMBER: _builtins.int
     FAULTS_FIELD_NUMBER: _builtins.int
     LAST_ERROR_FIELD_NUMBER: _builtins.int
+    PROCESS_FIELD_NUMBER: _builtins.int
     policy: _builtins.str
     """The policy's name."""
     hook: _builtins.str
@@ -538,6 +539,8 @@ class HookFaults(_message.Message):
     """How often."""
     last_error: _builtins.str
     """What it did the last time."""
+    process: _builtins.str
+    """The process that asks the hook: "engine" or "front"."""
     def __init__(
         self,
         *,
@@ -545,10 +548,11 @@ class HookFaults(_message.Message):
         hook: _builtins.str = ...,
         faults: _builtins.int = ...,
         last_error: _builtins.str = ...,
+        process: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["faults", b"faults", "hook", b"hook", "last_error", b"last_error", "policy", b"policy"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["faults", b"faults", "hook", b"hook", "last_error", b"last_error", "policy", b"policy", "process", b"process"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -568,7 +572,7 @@ class ShadowReport(_message.Message):
 
     @_builtins.property
     def comparisons(self) -> _containers.RepeatedCompositeFieldContainer[Global___Comparison]:
-        """One for every decision of the scheduler."""
+        """One for every decision."""
 
     def __init__(
         self,
@@ -597,6 +601,7 @@ class Comparison(_message.Message):
     FIRST_DIFFERED_FIELD_NUMBER: _builtins.int
     FIGURE_FIELD_NUMBER: _builtins.int
     MEAN_FIELD_NUMBER: _builtins.int
+    PROCESS_FIELD_NUMBER: _builtins.int
     hook: _builtins.str
     """The hook."""
     asked: _builtins.int
@@ -611,6 +616,8 @@ class Comparison(_message.Message):
     """What `mean` is the mean of."""
     mean: _builtins.float
     """How much the shadow would have changed, over all answers that were compared."""
+    process: _builtins.str
+    """The process that asks the hook: "engine" or "front"."""
     def __init__(
         self,
         *,
@@ -621,10 +628,11 @@ class Comparison(_message.Message):
         first_differed: _builtins.int = ...,
         figure: _builtins.str = ...,
         mean: _builtins.float = ...,
+        process: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked", b"asked", "differed", b"differed", "figure", b"figure", "first_differed", b"first_differed", "hook", b"hook", "mean", b"mean", "unanswered", b"unanswered"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked", b"asked", "differed", b"differed", "figure", b"figure", "first_differed", b"first_differed", "hook", b"hook", "mean", b"mean", "process", b"process", "unanswered", b"unanswered"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -59,6 +59,7 @@ def test_the_report(run, serve: OpenServed):
                     {
                         "policy": "edf",
                         "hook": "order_admissions",
+                        "process": "engine",
                         "faults": 3,
                         "last_error": "ValueError('no')",
                     }
@@ -82,9 +83,15 @@ def test_release_and_shadow(run, serve: OpenServed):
             shadow = shadowed.json()["shadow"]
             assert shadow["profile"]["preset"] == "slo"
             assert shadow["profile"]["decisions"] == {"order_admissions": ["edf"]}
-            assert shadow["comparisons"] == [
+            assert [(each["process"], each["hook"]) for each in shadow["comparisons"]] == [
+                ("engine", "order_admissions"),
+                ("front", "gate_arrivals"),
+                ("front", "shed_load"),
+            ]
+            assert shadow["comparisons"][:1] == [
                 {
                     "hook": "order_admissions",
+                    "process": "engine",
                     "asked": 8,
                     "unanswered": 1,
                     "differed": 3,

@@ -87,6 +87,7 @@ async def test_a_profile_is_used_and_reported(open_front: OpenFront):
         assert dict(report.live.options["priority"]) == {"aging_s": 5}
         (faults,) = report.live.faults
         assert (faults.policy, faults.hook, faults.faults) == ("priority", "order_admissions", 3)
+        assert faults.process == "engine"
         assert report.live.quarantined == ["priority"]
         assert [each.name for each in report.installed] == sorted(BUILTIN)
         assert report.installed[0].source == "built in"
@@ -102,7 +103,8 @@ async def test_release_and_shadow(open_front: OpenFront):
         slo = pb.UseShadowRequest(profile=pb.Profile(preset="slo"))
         shadow = (await served.stub.UseShadow(slo)).report.shadow
         assert shadow.profile.preset == "slo"
-        (comparison,) = shadow.comparisons
+        comparison, *ours = shadow.comparisons
+        assert (comparison.process, *{each.process for each in ours}) == ("engine", "front")
         assert (comparison.asked, comparison.unanswered, comparison.differed) == (8, 1, 3)
         assert (comparison.first_differed, comparison.mean) == (2, 0.25)
         gone = await served.stub.UseShadow(pb.UseShadowRequest())
