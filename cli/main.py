@@ -10,7 +10,7 @@ from cyclopts import App, CycloptsError, Parameter, ValidationError
 
 from cadenza.cli.configuration import ConfigFile, ModelName, configuration, with_model
 from cadenza.cli.errors import UsageError
-from cadenza.cli.options import ServeOptions
+from cadenza.cli.options import ChatOptions, ServeOptions, ServerOptions
 from cadenza.cli.output import OutputError
 from cadenza.cli.policies import policies
 
@@ -46,6 +46,31 @@ def serve(
 
     resolved = resolve(with_model(options, model), config)
     return check(resolved) if dry_run else run(resolved)
+
+
+@app.command
+def chat(
+    question: str | None = None,
+    /,
+    *,
+    server: Annotated[str, Parameter(group="Server")] = ServerOptions.server,
+    options: ChatOptions | None = None,
+) -> int:
+    """Talk to a running service.
+
+    Without a question, what stands on standard input is one; a terminal is asked again and again.
+    There Ctrl-C stops an answer, and Ctrl-D ends the talk.
+
+    Parameters
+    ----------
+    question
+        What to ask, once.
+    server
+        HTTP address of the running service.
+    """
+    from cadenza.cli.chat import run
+
+    return run(ServerOptions(server=server), question, options or ChatOptions())
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -27,6 +27,7 @@ Memory = Parameter(group="Memory and batching")
 Policies = Parameter(group="Policies")
 Service = Parameter(group="Service")
 Server = Parameter(group="Server")
+Answers = Parameter(group="Answers")
 
 _INT64 = (1 << 63) - 1  # no message to the engine holds more
 _MAX_BLOCK_SIZE = 1 << 16
@@ -226,3 +227,24 @@ class ChoiceOptions:
 
     policy_file: Annotated[Path | None, Policies] = None
     """A profile in TOML; flags win over it."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class ChatOptions:
+    """How `cadenza chat` asks. What is not given, the service decides."""
+
+    model: Annotated[str | None, Answers] = None
+    """A name that the service serves; default: its first."""
+
+    system: Annotated[str | None, Answers] = None
+    """A message for the model before the first of yours."""
+
+    max_tokens: Annotated[int | None, Answers] = None
+    """Tokens of an answer at most."""
+
+    temperature: Annotated[float | None, Answers] = None
+    """0 is always the most probable token."""
+
+    seed: Annotated[int | None, Answers] = None
+    """The same seed gives the same answers."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from http.client import HTTPException
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
+from http.client import HTTPException, HTTPResponse
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
@@ -18,18 +19,27 @@ from cadenza.cli.options import ServerOptions
 from cadenza.service.policy_report import PolicyReport
 
 _TIMEOUT_S = 60.0  # the service answers within 55 s, whatever its engine does
+_STREAM_TIMEOUT_S = 600.0  # between two events; a request may wait in a queue for long
 _MAX_BYTES = 16 << 20
 
 Answer = Mapping[str, Any]
 
 
+class StreamCut(Exception):
+    """A stream that had begun is not whole. The message is one sentence for a person."""
+
+
 class ServiceClient:
     """One running service."""
 
-    def __init__(self, server: ServerOptions) -> None:
-        """Raises UsageError for an address that is none."""
+    def __init__(self, server: ServerOptions, *, as_administrator: bool = True) -> None:
+        """`as_administrator`: whether the service is told the key, if there is one.
+
+        Raises:
+            UsageError: the address is none, or the key cannot be one.
+        """
         self._url = _checked(server.server)
-        self._key = admin_key(server.admin_api_key)
+        self._key = admin_key(server.admin_api_key) if as_administrator else None
         self._opener = build_opener(ProxyHandler({}))  # a proxy would be told the key
 
     def report(self, method: str, path: str, body: bytes | None = None) -> PolicyReport:
@@ -46,6 +56,19 @@ class ServiceClient:
         self._understood(answer)
         return answer
 
+    def stream(self, path: str, body: bytes) -> Generator[Answer, None, None]:
+        """The events of a stream as they come; closing the iterator leaves the service.
+
+        Raises:
+            UsageError: nothing listens there, or it refuses.
+            StreamCut: the stream ended before it was whole.
+        """
+        with self._opened("POST", path, body, _STREAM_TIMEOUT_S) as response:
+            try:
+                yield from _events(response)
+            except (OSError, HTTPException) as error:
+                raise StreamCut(f"{self._url} broke off: {error}") from error
+
     def _understood(self, answer: Answer) -> PolicyReport:
         try:
             return msgspec.convert(answer, PolicyReport)
@@ -55,13 +78,24 @@ class ServiceClient:
             ) from error
 
     def _request(self, method: str, path: str, body: bytes | None = None) -> Answer:
+        with self._opened(method, path, body, _TIMEOUT_S) as response:
+            answer = json.loads(response.read(_MAX_BYTES))
+        if not isinstance(answer, dict):
+            raise UsageError(f"what answers at {self._url} is not Cadenza")
+        return answer
+
+    @contextmanager
+    def _opened(
+        self, method: str, path: str, body: bytes | None, timeout_s: float
+    ) -> Iterator[HTTPResponse]:
+        """The answer, of which nothing has been read. What goes wrong then is told as well."""
         headers = {"content-type": "application/json"}
         if self._key is not None:
             headers["authorization"] = f"Bearer {self._key}"
         request = Request(self._url + path, data=body, headers=headers, method=method)
         try:
-            with self._opener.open(request, timeout=_TIMEOUT_S) as response:
-                answer = json.loads(response.read(_MAX_BYTES))
+            with self._opener.open(request, timeout=timeout_s) as response:
+                yield response
         except HTTPError as error:
             raise UsageError(self._refusal(error)) from error
         except URLError as error:
@@ -70,9 +104,6 @@ class ServiceClient:
             raise UsageError(self._silence(error)) from error
         except (ValueError, HTTPException) as error:
             raise UsageError(f"what answers at {self._url} is not Cadenza") from error
-        if not isinstance(answer, dict):
-            raise UsageError(f"what answers at {self._url} is not Cadenza")
-        return answer
 
     def _refusal(self, error: HTTPError) -> str:
         try:
@@ -91,6 +122,33 @@ class ServiceClient:
             f"nothing answers at {self._url} ({why}); --server is the HTTP address that "
             "`cadenza serve` shows when it is ready"
         )
+
+
+def _events(response: HTTPResponse) -> Iterator[Answer]:
+    """The events of a response, up to the one that says that it is whole."""
+    for line in response:
+        data = line.removeprefix(b"data:").strip()
+        if data == b"[DONE]":
+            return
+        if not line.startswith(b"data:"):
+            continue  # what parts events, or a comment
+        try:
+            event = json.loads(data)
+        except ValueError:
+            event = None
+        if not isinstance(event, dict):
+            raise StreamCut("the service sent an event that is none of ours")
+        if "error" in event:
+            raise StreamCut(_message(event))
+        yield event
+    raise StreamCut("the service broke off")
+
+
+def _message(event: Answer) -> str:
+    try:
+        return str(event["error"]["message"])
+    except (LookupError, TypeError):
+        return "the service failed"
 
 
 def _checked(url: str) -> str:

@@ -16,6 +16,7 @@ from cadenza.cli.config import SECRETS, resolve, schema
 from cadenza.cli.errors import UsageError
 from cadenza.cli.main import main
 from cadenza.cli.options import ServeOptions
+from cadenza.cli.profile import configure
 
 
 @pytest.fixture(autouse=True)
@@ -329,3 +330,14 @@ def test_looking_at_the_configuration_needs_neither_torch_nor_a_server():
     imported = set(done.stdout.splitlines()[-1].split())
     assert "cadenza.cli.config" in imported, done.stderr
     assert not imported & {"torch", "transformers", "grpc", "starlette", "uvloop", "numpy"}
+
+
+def test_the_example_of_the_page_is_a_file(file: Path):
+    page = (Path(__file__).parents[2] / "docs/configuration.md").read_text()
+    file.write_text(page.split("```yaml\n")[1].split("```")[0])
+
+    resolved = resolve(ServeOptions(), file, {})
+
+    assert resolved.options.port == 9000
+    assert len(resolved.options.policy) == 2
+    assert configure(resolved.options, {}).profile.names["order_admissions"] == "priority"
