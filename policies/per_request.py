@@ -22,12 +22,12 @@ import numpy as np
 import numpy.typing as npt
 
 from cadenza.policies.errors import unknown
+from cadenza.policies.memory import Memory
 from cadenza.policies.views import FloatArray, IntArray, RequestColumns, StepView
 
 MOST_NEW = 1024  # requests that are scored for the first time in one call
 MOST_AGAIN = 512  # that are scored again
 
-_WIDEST = 1 << 20  # span of request numbers up to which they are looked up in one array
 _UNKNOWN = -1  # in place of the turn in which a request was scored last
 
 _Indices = npt.NDArray[np.intp]
@@ -100,24 +100,19 @@ class _Scores:
 
     def __init__(self, function: _Function) -> None:
         self._function = function
-        self._ids: IntArray = np.empty(0, dtype=np.int64)
-        # One element more than requests, the last, for those that are not known
-        self._scores: FloatArray = np.full(1, np.inf)
-        self._turns: IntArray = np.full(1, _UNKNOWN)
+        self._memory = Memory(np.inf, _UNKNOWN)  # scores, and the turns in which they were found
         self._turn = 0
         self._request = _request_type(())
 
     def update(self, policy: Any, view: RequestColumns, step: tuple[StepView, ...]) -> FloatArray:
         """float64 [requests], after some of them were scored."""
-        ids = view.request
-        places = _places(self._ids, ids)
-        scores, turns = self._scores[places], self._turns[places]
+        requests = view.request
+        scores, turns = self._memory.recall(requests)
         due = _due(turns, view)
         self._turn += 1
         scores[due] = self._evaluate(policy, view, due, step)
         turns[due] = self._turn
-        self._ids = ids
-        self._scores, self._turns = np.append(scores, np.inf), np.append(turns, _UNKNOWN)
+        self._memory.keep(requests, scores, turns)
         return scores
 
     def _evaluate(
@@ -191,23 +186,6 @@ def _due(turns: IntArray, view: RequestColumns) -> _Indices:
     if len(known) > MOST_AGAIN:
         known = known[turns[known].argpartition(MOST_AGAIN)[:MOST_AGAIN]]
     return np.concatenate((new, known))
-
-
-def _places(known: IntArray, ids: IntArray) -> _Indices:
-    """Where each of the numbers is in `known`; -1: nowhere."""
-    if len(known) == len(ids) and (known == ids).all():
-        return np.arange(len(ids))
-    if not len(known):
-        return np.full(len(ids), -1)
-    least, most = int(known.min()), int(known.max())
-    if most - least < _WIDEST:
-        table = np.full(most - least + 2, -1)  # the last is for those outside
-        table[known - least] = np.arange(len(known))
-        outside = (ids < least) | (ids > most)
-        return table[np.where(outside, -1, ids - least)]
-    order = known.argsort()
-    at = np.minimum(known[order].searchsorted(ids), len(known) - 1)
-    return np.where(known[order][at] == ids, order[at], -1)
 
 
 def _strange(said: list[Any]) -> Any:

@@ -6,9 +6,14 @@ import numpy as np
 import numpy.typing as npt
 
 from cadenza.policies.markers import hookimpl
+from cadenza.policies.memory import Memory
 from cadenza.policies.views import BoolArray, FloatArray, IntArray, RequestColumns, StepView
 
 _NOBODY = np.iinfo(np.int64).max  # arrives after everybody
+_EVERYTHING = np.iinfo(np.int64).max - 1  # twice the tokens, which nobody finds
+Indices = npt.NDArray[np.intp]
+
+_NOWHERE: Indices = np.empty(0, dtype=np.intp)
 
 
 class PrefixAware:
@@ -36,69 +41,59 @@ class PrefixAware:
 
     def __init__(self) -> None:
         self._step_id = -1  # of the step in which the policy was last asked
-        self._requests = np.empty(0, dtype=np.int64)  # that lacked a block then, ascending
-        self._cached = np.empty(0, dtype=np.int64)  # tokens that they found then
-        self._could = np.empty(0, dtype=bool)  # who could enter then
+        # Of those that lacked a block then: twice the tokens that they found, and 1 more of those
+        # that could enter
+        self._memory = Memory(_EVERYTHING)
 
     @hookimpl
     def order_admissions(self, waiting: RequestColumns, step: StepView) -> FloatArray:
-        cached, keys = waiting.cached_tokens, waiting.next_block_key
-        scores = -cached.astype(float)
-        lacking = keys.nonzero()[0]
-        requests = waiting.request[lacking]
-        order = requests.argsort(kind="stable")  # of rows that are mostly in order, soon done
-        lacking, requests = lacking[order], requests[order]
-        cached, keys = cached[lacking], keys[lacking]
-        grown, stuck = self._compare(requests, cached)
+        cached, keys, requests = waiting.cached_tokens, waiting.next_block_key, waiting.request
+        lacks = keys != 0
+        (known,) = self._memory.recall(requests)
+        grown = lacks & (known >> 1 < cached)
+        stuck = lacks & (known & 1).astype(np.bool_) & ~grown
         # A seat may become free even if none is; who wants one then is as good as anybody
-        fits = waiting.choices[lacking] <= max(1, step.free_seats)
-        held = _duplicates(keys, waiting.arrival[lacking], fits, stuck)
+        fits = waiting.choices <= max(1, step.free_seats)
+        held = _duplicates(keys, lacks, waiting.arrival, fits, stuck)
         if self._step_id == step.step_id - 1:
             held |= grown
-        scores[lacking[held]] = np.inf
-        self._step_id, self._requests, self._cached = step.step_id, requests, cached
-        self._could = fits & ~held
-        return scores
-
-    def _compare(self, requests: IntArray, cached: IntArray) -> tuple[BoolArray, BoolArray]:
-        """Who finds more than when the policy was last asked; who does not, and could enter."""
-        if not len(self._requests):
-            nobody = np.zeros(len(requests), dtype=bool)
-            return nobody, nobody
-        places = self._requests.searchsorted(requests)
-        places[places == len(self._requests)] = 0
-        known = self._requests[places] == requests
-        grown: BoolArray = known & (self._cached[places] < cached)
-        stuck: BoolArray = known & ~grown & self._could[places]
-        return grown, stuck
+        known = 2 * cached
+        known += fits & ~held
+        self._memory.keep(requests, np.where(lacks, known, _EVERYTHING))
+        self._step_id = step.step_id
+        return np.where(held, np.inf, -cached.astype(np.float64))
 
 
-def _duplicates(keys: IntArray, arrivals: IntArray, fits: BoolArray, stuck: BoolArray) -> BoolArray:
+def _duplicates(
+    keys: IntArray, lacks: BoolArray, arrivals: IntArray, fits: BoolArray, stuck: BoolArray
+) -> BoolArray:
     """Who has the key of somebody that fits, and is not the earliest of those.
 
     Nobody of those with the key of somebody that is stuck.
     """
-    later = np.zeros(len(keys), dtype=bool)
-    several = _repeated(keys)
+    later = np.zeros(len(keys), dtype=np.bool_)
+    several, starts = _repeated(keys, lacks)
     if not len(several):
         return later
-    several = several[keys[several].argsort()]
-    ordered, arrivals = keys[several], arrivals[several]
-    starts = np.append(True, ordered[1:] != ordered[:-1])
-    groups, firsts = starts.cumsum() - 1, starts.nonzero()[0]
-    leaders = np.minimum.reduceat(np.where(fits[several], arrivals, _NOBODY), firsts)
-    wait = (leaders < _NOBODY) & ~np.logical_or.reduceat(stuck[several], firsts)
-    later[several] = wait[groups] & (arrivals != leaders[groups])
+    arrivals, firsts = arrivals.take(several), starts.nonzero()[0]
+    leaders = np.minimum.reduceat(np.where(fits.take(several), arrivals, _NOBODY), firsts)
+    wait = (leaders < _NOBODY) & ~np.logical_or.reduceat(stuck.take(several), firsts)
+    groups = starts.cumsum() - 1
+    later[several] = wait.take(groups) & (arrivals != leaders.take(groups))
     return later
 
 
-def _repeated(keys: IntArray) -> npt.NDArray[np.intp]:
-    """Where keys are that occur several times. Sorting values alone is the fast part of it."""
-    ordered = np.sort(keys)
-    repeated = ordered[1:][ordered[1:] == ordered[:-1]]
-    if not len(repeated):
-        return np.empty(0, dtype=np.intp)
-    places = repeated.searchsorted(keys)
-    places[places == len(repeated)] = 0
-    found: npt.NDArray[np.intp] = (repeated[places] == keys).nonzero()[0]
-    return found
+def _repeated(keys: IntArray, lacks: BoolArray) -> tuple[Indices, BoolArray]:
+    """Where keys are that occur several times, equals together; and where others begin."""
+    rows = None if lacks.all() else lacks.nonzero()[0]
+    own = keys if rows is None else keys.take(rows)
+    halves = np.sort(own.astype(np.uint32))  # a fraction of the work, which mostly tells them apart
+    if not (halves[1:] == halves[:-1]).any():
+        return _NOWHERE, _NOWHERE.astype(np.bool_)
+    order = own.argsort()
+    ordered = own.take(order)
+    differ = np.ones(len(own) + 1, dtype=np.bool_)
+    np.not_equal(ordered[1:], ordered[:-1], out=differ[1:-1])
+    several = (~(differ[1:] & differ[:-1])).nonzero()[0]
+    order = order.take(several)
+    return order if rows is None else rows.take(order), differ.take(several)
