@@ -16,14 +16,15 @@ def due_s(requests: RequestColumns) -> FloatArray:
     the latter is given, a token is due so long after the request last ran. A deadline is when
     everything is due.
     """
-    generated, tpot_s = requests.generated_tokens, requests.tpot_target_s
     first = requests.arrival_s + requests.ttft_target_s
-    with np.errstate(invalid="ignore"):  # no token of none is due at any time
-        later = np.where(generated > 0, generated * tpot_s, 0.0)
-    next_s = np.where(
-        np.isinf(first) & (generated > 0), requests.last_run_s + tpot_s, first + later
-    )
-    due: FloatArray = np.minimum(next_s, requests.deadline_s)
+    generated = requests.generated_tokens
+    begun = generated.nonzero()[0]  # few of those that wait
+    if len(begun):
+        tpot_s, done = requests.tpot_target_s.take(begun), generated.take(begun)
+        own = first.take(begun)
+        last_s = requests.last_run_s.take(begun)
+        first[begun] = np.where(np.isinf(own), last_s + tpot_s, own + done * tpot_s)
+    due: FloatArray = np.minimum(first, requests.deadline_s)
     return due
 
 
@@ -34,5 +35,7 @@ def prefill_s(requests: RequestColumns, step: StepView) -> FloatArray:
 
 def feasible_first(scores: FloatArray, can: BoolArray, requests: RequestColumns) -> FloatArray:
     """Those that can still meet what they want by their scores, all others behind, by arrival."""
-    behind = NO_DEADLINE + requests.arrival.astype(np.float64)
-    return np.where(can, scores, behind)
+    late = (~can).nonzero()[0]
+    ordered = scores.copy()
+    ordered[late] = NO_DEADLINE + requests.arrival.take(late)
+    return ordered

@@ -57,18 +57,24 @@ class Backlog:
 
 def by(keys: IntArray, order: Indices) -> Indices:
     """`order`, sorted by `keys`, none negative; equals stay as they are."""
-    if keys.max(initial=0) <= 0xFFFF:
-        keys = keys.astype(np.uint16)  # of which NumPy sorts 10,000 in 0.06 ms; of int64 in 0.7 ms
-    return order[keys[order].argsort(kind="stable")]
+    most = keys.max(initial=0)
+    if most <= 0xFFFF:
+        # NumPy sorts 10,000 of these in 0.02 or 0.04 ms, of 64 bits in 0.5 ms
+        keys = keys.astype(np.uint8 if most <= 0xFF else np.uint16)
+    return order.take(keys.take(order).argsort(kind="stable"))
 
 
 def ahead(tenants: IntArray, order: Indices, costs: IntArray) -> IntArray:
     """For each request, the costs of those of its tenant that come earlier in `order`."""
     order = by(tenants, order)
-    ordered, own = tenants[order], costs[order]
-    before = own.cumsum() - own
-    starts = np.append(True, ordered[1:] != ordered[:-1])[: len(order)].nonzero()[0]
-    before -= before[starts].repeat(np.diff(np.append(starts, len(order))))
+    ordered, own = tenants.take(order), costs.take(order)
+    before = own.cumsum()
+    before -= own
+    # What comes before each tenant's first request, by tenant, to be left out
+    firsts = (ordered[1:] != ordered[:-1]).nonzero()[0] + 1
+    others = np.zeros(tenants.max(initial=0) + 1, dtype=before.dtype)
+    others[ordered.take(firsts)] = before.take(firsts)
+    before -= others.take(ordered)
     left = np.empty_like(before)
     left[order] = before
     return left

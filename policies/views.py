@@ -52,6 +52,12 @@ class Columns:
         # A new array each time, since the shape of one that cannot be written can be set
         return np.frombuffer(memory, column.dtype)
 
+    def _taken(self, name: str) -> npt.NDArray[Any]:
+        """A column, or what of it was gathered before; for no policy to see."""
+        if name in self._gathered:
+            return self._gather(name)
+        return self._columns[name].take(self._rows, mode="clip")
+
 
 class RequestColumns(Columns):
     """Requests as the engine's hooks see them."""
@@ -163,9 +169,9 @@ class RequestColumns(Columns):
 
         Of a waiting request what neither the prefix cache nor a copy on the host holds, at least 1.
         """
-        known = self._gather("computed_tokens") + self._gather("cached_tokens")
-        known = np.maximum(known, self._gather("host_tokens"))
-        return _sealed(np.maximum(self._gather("num_tokens") - known, 1))
+        known = self._taken("computed_tokens") + self._taken("cached_tokens")
+        known = np.maximum(known, self._taken("host_tokens"), out=known)
+        return _sealed(np.maximum(self._taken("num_tokens") - known, 1))
 
     @property
     def blocks_held(self) -> IntArray:

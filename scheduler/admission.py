@@ -8,7 +8,7 @@ import numpy as np
 
 from cadenza.policies.views import RequestColumns, StepView
 from cadenza.scheduler.budget import Budget, promised_to
-from cadenza.scheduler.columns import BoolColumn, IntColumn, where
+from cadenza.scheduler.columns import BoolColumn, where
 from cadenza.scheduler.decisions import Admitted, HostCopyDropped, Resumed, Starving
 from cadenza.scheduler.planning import PlanBuilder
 from cadenza.scheduler.preemption import Lack, Preemption
@@ -19,7 +19,7 @@ from cadenza.scheduler.stores import Stores
 from cadenza.scheduler.table import Rows
 from cadenza.scheduler.turns import WHOLE, Turns
 from cadenza.scheduler.victims import Shortage
-from cadenza.scheduler.waiting import interleave, later_admissions, lowest
+from cadenza.scheduler.waiting import earliest, interleave, later_admissions, lowest
 
 PASSABLE = 16  # candidates beyond those for whom there are seats, as some may be passed over
 PINNED_TOKENS = 16  # that a row admitted as starving generates before it is a victim like others
@@ -58,7 +58,7 @@ class Admission:
         keep = stores.decisions.reserve_blocks(seated, table.view(candidates), view)
         # What those want kept who are passed over is not held against those behind them
         extra, kept = (keep[1:] - keep[:-1]).tolist(), int(keep[0])
-        fresh: list[int] = []
+        fresh: dict[int, list[int]] = {}  # arrivals, by whose turn it was
         promised = budget.promised
         for rank, candidate in enumerate(candidates_of(table, candidates)):
             if plan.is_full or not (table.free_seats or self._obtainable_seats()):
@@ -71,15 +71,17 @@ class Admission:
                 break
             if verdict == "passed over":
                 continue
+            turn = self._turn_of(candidate)
             if candidate.admission < 0:
-                fresh.append(candidate.arrival)
+                fresh.setdefault(turn, []).append(candidate.arrival)
             if lack is not None:  # others may have left, with what they were promised
                 promised = promised_to(stores)
             self._seating.enter(plan, candidate, entry, promised + self._seating.promised)
             kept = wanted
+            self._turns.count(turn, starving=needs)
             self._tell(plan, candidate, entry, rank, needs)
         self._seating.seat(plan)
-        self._count_overtakes(waiting, columns.arrival, fresh)
+        self._count_overtakes(waiting, columns, fresh)
 
     def _judge(
         self,
@@ -129,21 +131,21 @@ class Admission:
         starving = decisions.guard_starvation(columns, view)
         scores = decisions.order_admissions(columns, view)
         arrivals, needy = columns.arrival, where(starving)
+        if plan.is_empty and not len(needy) and scores.min() == np.inf:
+            scores = arrivals.astype(np.float64)
         if not len(needy) and scores.max() < np.inf:  # the common case, of one pass less
             order = lowest(scores, arrivals, most)
             return waiting[order], starving[order]
-        kept_out = (scores == np.inf) & ~starving
-        if plan.is_empty and kept_out.all():
-            kept_out[:] = False
-            scores = arrivals.astype(np.float64)
-        normal = where(~starving & ~kept_out)
-        self._tell_starving(waiting[needy], plan)
+        if len(needy):
+            self._tell_starving(waiting.take(needy), plan)
         if len(needy) and decisions.overtakes_within_tenant:
-            by = scores, arrivals, self._stores.table.tenant[waiting]
-            order = self._turns.within_tenants(*by, needy, normal, most)
+            order = self._turns.within_tenants(scores, arrivals, columns.tenant, starving, most)
             return waiting[order], starving[order]
-        normal = normal[lowest(scores[normal], arrivals[normal], most)]
-        needy = needy[lowest(arrivals[needy].astype(np.float64), arrivals[needy], most)]
+        # Taking the others out of long columns would take longer than to pass over who starves
+        others = scores.copy()
+        others[needy] = np.inf
+        normal = lowest(others, arrivals, min(most, int(np.count_nonzero(others < np.inf))))
+        needy = needy[earliest(arrivals.take(needy), most)]
         order = interleave(needy, normal, self._turns.lead(WHOLE))[:most]
         return waiting[order], starving[order]
 
@@ -200,8 +202,6 @@ class Admission:
     ) -> None:
         """Log the admission; a row that was starving is pinned for a while."""
         stores, table, row = self._stores, self._stores.table, candidate.row
-        within = stores.decisions.overtakes_within_tenant
-        self._turns.count(int(table.tenant[row]) if within else WHOLE, starving=starving)
         if starving:
             table.pinned_until[row] = table.generated_tokens[row] + PINNED_TOKENS
         wait_s = plan.now_s - candidate.waits_since_s
@@ -215,7 +215,8 @@ class Admission:
 
     def _tell_starving(self, rows: Rows, plan: PlanBuilder) -> None:
         stores, table = self._stores, self._stores.table
-        for row in rows[~table.starving[rows]].tolist():
+        known = table.starving.take(rows)
+        for row in () if known.all() else rows[~known].tolist():
             table.starving[row] = True
             wait_s = plan.now_s - float(table.waits_since_s[row])
             for choice in table.cold(row).choices:
@@ -223,22 +224,26 @@ class Admission:
                     Starving(plan.step_id, plan.now_s, choice, int(table.overtakes[row]), wait_s)
                 )
 
-    def _count_overtakes(self, rows: Rows, arrivals: IntColumn, fresh: list[int]) -> None:
-        """Later arrivals that were admitted for the first time ahead of those who still wait."""
-        if not fresh:
-            return
-        if not self._stores.decisions.overtakes_within_tenant:
-            self._overtake(rows, arrivals, fresh)
-            return
-        tenants, entered = self._stores.table.tenant[rows], np.isin(arrivals, fresh)
-        for tenant in set(tenants[entered].tolist()):
-            own = tenants == tenant
-            self._overtake(rows[own], arrivals[own], arrivals[own & entered].tolist())
+    def _turn_of(self, candidate: Candidate) -> int:
+        """With whom the candidate takes turns: its tenant, or everybody."""
+        if self._stores.decisions.overtakes_within_tenant:
+            return int(self._stores.table.tenant[candidate.row])
+        return WHOLE
 
-    def _overtake(self, rows: Rows, arrivals: IntColumn, fresh: list[int]) -> None:
-        table, earlier = self._stores.table, where(arrivals < max(fresh))
-        waits = table.waits[rows[earlier]]
-        if not waits.any():
-            return
-        behind, arrivals = rows[earlier][waits], arrivals[earlier][waits]
-        table.overtakes[behind] += later_admissions(arrivals, fresh)
+    def _count_overtakes(
+        self, rows: Rows, columns: RequestColumns, fresh: dict[int, list[int]]
+    ) -> None:
+        """Later arrivals that were admitted for the first time ahead of those who still wait."""
+        table = self._stores.table
+        for turn, admitted in fresh.items():
+            earlier = columns.arrival < max(admitted)
+            if turn != WHOLE:
+                earlier &= columns.tenant == turn
+            behind = rows.take(where(earlier))
+            waits = table.waits.take(behind)
+            if not waits.all():  # but some entered, too
+                behind = behind[waits]
+            alone = len(admitted) == 1  # as mostly, and then it is one for each of them
+            table.overtakes[behind] += (
+                1 if alone else later_admissions(table.arrival[behind], admitted)
+            )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
+from collections.abc import Collection, Iterator
 
-from cadenza.scheduler.columns import where
+import numpy as np
+
+from cadenza.policies.tenancy import by
+from cadenza.scheduler.columns import BoolColumn, FloatColumn, IntColumn, where
 from cadenza.scheduler.waiting import NORMAL_PER_STARVING, Indices, interleave, lowest
 
 WHOLE = -1  # in place of a tenant, where all take turns together
@@ -18,7 +20,9 @@ class Turns:
     """
 
     def __init__(self) -> None:
-        self._since: dict[int, int] = {}  # normal admissions since a starving one, while few
+        # Normal admissions since a starving one, while few. A tenant that leaves may hand its
+        # number on with less than one turn, which is over before anybody of the next one starves.
+        self._since: dict[int, int] = {}
 
     def lead(self, tenant: int) -> int:
         """Normal admissions before the next one of a starving row."""
@@ -35,24 +39,56 @@ class Turns:
 
     def within_tenants(
         self,
-        scores: npt.NDArray[np.float64],
-        arrivals: npt.NDArray[np.int64],
-        tenants: npt.NDArray[np.int64],
-        starving: Indices,
-        normal: Indices,
+        scores: FloatColumn,
+        arrivals: IntColumn,
+        tenants: IntColumn,
+        starving: BoolColumn,
         num: int,
     ) -> Indices:
-        """The first `num` by score, of whose tenants starving ones take every fourth place.
+        """The first `num` by score, of whose tenants starving rows take every fourth place.
 
-        `starving` and `normal` are indices of those that may enter.
+        Every array has one element a waiting row. Returns indices. Rows that the order keeps out
+        (+inf) have no place, unless they starve: then they have the last ones, or take one of
+        their tenant's.
+
+        A starving row may cost more than the one in whose place it enters. The order learns of
+        that as of every admission, so that its tenant pays for it from the next step on.
         """
-        able = np.concatenate((normal, starving))
-        order = able[lowest(scores[able], arrivals[able], num)]
-        for tenant in set(tenants[order].tolist()) & set(tenants[starving].tolist()):
-            places = where(tenants[order] == tenant)
-            needy = starving[tenants[starving] == tenant]
-            needy = needy[arrivals[needy].argsort()[: len(places)]]
-            others = normal[tenants[normal] == tenant]
-            others = others[lowest(scores[others], arrivals[others], len(places))]
-            order[places] = interleave(needy, others, self.lead(tenant))[: len(places)]
+        order = _first(scores, arrivals, starving, num)
+        places: dict[int, list[int]] = {}
+        for place, tenant in enumerate(tenants.take(order).tolist()):
+            places.setdefault(tenant, []).append(place)
+        for tenant, needy in _by_tenant(arrivals, tenants, starving, places):
+            own, lead = places[tenant], self.lead(tenant)
+            normal = order[own]
+            normal = normal[~starving[normal]]
+            # Starving rows that the order itself puts first may have held more places than turns
+            turns = max(0, -(-(len(own) - lead) // (NORMAL_PER_STARVING + 1)))
+            if len(normal) + min(turns, len(needy)) < len(own):
+                others = where((tenants == tenant) & ~starving & (scores < np.inf))
+                normal = others[lowest(scores.take(others), arrivals.take(others), len(own))]
+            order[own] = interleave(needy[: len(own)], normal, lead)[: len(own)]
         return order
+
+
+def _first(scores: FloatColumn, arrivals: IntColumn, starving: BoolColumn, num: int) -> Indices:
+    """The first `num` by score; those that are kept out only if they starve."""
+    is_open = scores < np.inf
+    if np.count_nonzero(is_open) >= num:
+        return lowest(scores, arrivals, num)
+    able = where(is_open | starving)
+    return able[lowest(scores.take(able), arrivals.take(able), num)]
+
+
+def _by_tenant(
+    arrivals: IntColumn, tenants: IntColumn, starving: BoolColumn, wanted: Collection[int]
+) -> Iterator[tuple[int, Indices]]:
+    """For each wanted tenant of whom any starve, those, in order of arrival."""
+    needy = where(starving)
+    needy = by(tenants, needy[arrivals.take(needy).argsort(kind="stable")])
+    owners = tenants.take(needy)
+    numbers = np.array(sorted(wanted), dtype=np.int64)
+    starts, ends = owners.searchsorted(numbers), owners.searchsorted(numbers, side="right")
+    for tenant, start, end in zip(numbers.tolist(), starts.tolist(), ends.tolist(), strict=True):
+        if start < end:
+            yield tenant, needy[start:end]

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from cadenza.scheduler.columns import where
+from cadenza.scheduler.columns import FloatColumn, IntColumn, where
 
 NORMAL_PER_STARVING = 3  # a starving row takes at most every fourth admission
 
-_FOLDS = 16
+_SPARE = 32  # groups to each value that is wanted, so that hardly two of these are in one
 
 Indices = npt.NDArray[np.intp]
 
 
-def lowest(scores: npt.NDArray[np.float64], arrivals: npt.NDArray[np.int64], num: int) -> Indices:
+def lowest(scores: FloatColumn, arrivals: IntColumn, num: int) -> Indices:
     """Indices of the `num` lowest scores, in order; ties go to the earlier arrival.
 
     Sorts only what it returns, so that a long queue costs one pass.
@@ -25,25 +26,43 @@ def lowest(scores: npt.NDArray[np.float64], arrivals: npt.NDArray[np.int64], num
         return np.lexsort((arrivals, scores))
     if num == 0:
         return np.empty(0, dtype=np.intp)
-    found = where(scores <= _bound(scores, num))
+    bound = _bound(scores, num)
+    found = where(scores <= bound)
     if len(found) > 2 * num:  # ties, which may be all that wait
-        limit = np.partition(scores[found], num - 1)[num - 1]
-        below, ties = found[scores[found] < limit], found[scores[found] == limit]
-        wanted = num - len(below)
-        ties = ties[np.argpartition(arrivals[ties], wanted - 1)[:wanted]]
-        found = np.concatenate((below, ties))
+        found = _without_late_ties(scores, arrivals, bound, num)
     order = np.lexsort((arrivals[found], scores[found]))
     return found[order[:num]]
 
 
-def _bound(scores: npt.NDArray[np.float64], num: int) -> np.float64:
-    """A score that at least `num` others do not exceed, and hardly more do, ties apart."""
-    if len(scores) >= 2 * _FOLDS * num:
-        # The lowest of each of many groups: as many as wanted, in one pass
-        width = len(scores) // _FOLDS
-        scores = scores[: _FOLDS * width].reshape(_FOLDS, width).min(axis=0)
-    bound: np.float64 = np.partition(scores, num - 1)[num - 1]
-    return bound
+def earliest(arrivals: IntColumn, num: int) -> Indices:
+    """Indices of the `num` earliest arrivals, in order; all of them if there are fewer."""
+    if num >= len(arrivals):
+        return arrivals.argsort(kind="stable")
+    if num == 0:
+        return np.empty(0, dtype=np.intp)
+    found = where(arrivals <= _bound(arrivals, num))
+    return found[arrivals[found].argsort()[:num]]
+
+
+def _without_late_ties(scores: FloatColumn, arrivals: IntColumn, bound: Any, num: int) -> Indices:
+    """Of those whose scores are within the bound, the ones that fewer than `num` go before."""
+    below = where(scores < bound)
+    if len(below) >= num:
+        own = scores.take(below)
+        bound = np.partition(own, num - 1)[num - 1]
+        below = below[own < bound]
+    ties = where(scores == bound)
+    ties = ties[earliest(arrivals.take(ties), num - len(below))]
+    return np.concatenate((below, ties))
+
+
+def _bound(values: npt.NDArray[Any], num: int) -> Any:
+    """A value that at least `num` do not exceed, and hardly more do, ties apart."""
+    groups = _SPARE * num
+    folds = len(values) // groups
+    if folds > 1:  # the lowest of each of many groups: as many as wanted, in one pass
+        values = values[: folds * groups].reshape(folds, groups).min(axis=0)
+    return np.partition(values, num - 1)[num - 1]
 
 
 def interleave(starving: Indices, normal: Indices, lead: int) -> Indices:
@@ -51,15 +70,16 @@ def interleave(starving: Indices, normal: Indices, lead: int) -> Indices:
 
     When one side runs out the other goes on alone.
     """
-    places = np.arange(len(normal))
-    shift = (places - lead) // NORMAL_PER_STARVING + 1
-    normal_keys = places + np.where(places < lead, 0, shift)
-    starving_keys = lead + (NORMAL_PER_STARVING + 1) * np.arange(len(starving))
-    merged = np.concatenate((starving, normal))
-    return merged[np.argsort(np.concatenate((starving_keys, normal_keys)), kind="stable")]
+    ranks = np.arange(len(starving))
+    places = ranks + np.minimum(lead + NORMAL_PER_STARVING * ranks, len(normal))
+    merged = np.empty(len(starving) + len(normal), dtype=np.intp)
+    is_normal = np.ones(len(merged), dtype=np.bool_)
+    is_normal[places] = False
+    merged[places], merged[is_normal] = starving, normal
+    return merged
 
 
-def later_admissions(arrivals: npt.NDArray[np.int64], fresh: Sequence[int]) -> Indices:
+def later_admissions(arrivals: IntColumn, fresh: Sequence[int]) -> Indices:
     """For each arrival rank, how many of the `fresh` ones are later."""
     ordered = np.sort(np.asarray(fresh, dtype=np.int64))
     return len(ordered) - np.searchsorted(ordered, arrivals, side="right")

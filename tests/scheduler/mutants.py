@@ -454,7 +454,7 @@ MUTANTS = (
     Mutant(
         "overtakes are not counted",
         "scheduler/admission.py",
-        "        self._count_overtakes(waiting, columns.arrival, fresh)\n",
+        "        self._count_overtakes(waiting, columns, fresh)\n",
         "",
     ),
     Mutant(
@@ -466,13 +466,13 @@ MUTANTS = (
     Mutant(
         "starving rows take the turns of other tenants",
         "scheduler/turns.py",
-        "needy = starving[tenants[starving] == tenant]",
-        "needy = starving",
+        "yield tenant, needy[start:end]",
+        "yield tenant, needy",
     ),
     Mutant(
         "starving rows enter in any order",
         "scheduler/admission.py",
-        "needy = needy[lowest(arrivals[needy].astype(np.float64), arrivals[needy], most)]",
+        "needy = needy[earliest(arrivals.take(needy), most)]",
         "needy = needy[::-1][:most]",
     ),
     Mutant(

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
+
 import numpy as np
+import pytest
 
 from cadenza.scheduler.turns import WHOLE, Turns
 
@@ -28,14 +32,19 @@ def test_tenants_take_their_turns_apart():
     assert (turns.lead(1), turns.lead(2)) == (3, 0)
 
 
-def merged(tenants: list[int], starving: list[int], num: int, scores: list[float]) -> list[int]:
+def merged(
+    tenants: Sequence[int],
+    starving: Sequence[int],
+    num: int,
+    scores: Sequence[float],
+    turns: Turns | None = None,
+) -> list[int]:
     everybody = np.arange(len(tenants))
-    order = Turns().within_tenants(
+    order = (turns or Turns()).within_tenants(
         np.array(scores, dtype=float),
         everybody,
         np.array(tenants),
-        np.array(starving),
-        np.setdiff1d(everybody, starving),
+        np.isin(everybody, starving),
         num,
     )
     return order.tolist()
@@ -61,3 +70,46 @@ def test_a_tenant_without_a_turn_has_none_to_give():
 
 def test_a_starving_row_that_its_order_keeps_out_has_a_turn_if_its_tenant_has_one():
     assert merged([7, 7, 8], [1], 2, scores=[0, np.inf, 1]) == [1, 2]
+
+
+def test_starving_rows_that_the_order_puts_first_take_no_more_than_their_turns():
+    scores = [0, 1, 2, 3, 4, 5, 6]
+
+    assert merged([7] * 7, [0, 1, 2], 4, scores) == [0, 3, 4, 5]
+    assert merged([7] * 7, [0, 1, 2], 7, scores) == [0, 3, 4, 5, 1, 6, 2]
+
+
+def by_hand(
+    tenants: list[int], starving: list[int], num: int, scores: list[float], turns: Turns
+) -> list[int]:
+    """The same, tenant by tenant and place by place; rows arrived in their order."""
+    able = [row for row in range(len(tenants)) if row in starving or scores[row] < np.inf]
+    order = sorted(able, key=lambda row: scores[row])[:num]
+    placed = []
+    for tenant in (tenants[row] for row in order):
+        own = [row for row in able if tenants[row] == tenant and row not in placed]
+        needy = [row for row in own if row in starving]
+        normal = sorted((row for row in own if row not in starving), key=lambda row: scores[row])
+        is_due = turns.lead(tenant) == 0
+        placed.append((needy or normal)[0] if is_due or not normal else normal[0])
+        turns.count(tenant, starving=placed[-1] in starving)
+    return placed
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_turns_within_tenants_are_what_a_loop_finds(seed: int):
+    chance = random.Random(seed)
+    size, num = chance.randint(1, 60), chance.randint(1, 40)
+    tenants = [chance.choice((0, 1, 2, 300)) for _ in range(size)]
+    scores = [chance.choice((*range(8), np.inf)) for _ in range(size)]  # ties, and some kept out
+    starving = [row for row in range(size) if chance.random() < seed / 40]
+
+    def turns() -> Turns:
+        some = Turns()
+        some.count(1, starving=True)
+        some.count(1, starving=False)
+        some.count(300, starving=True)
+        return some
+
+    expected = by_hand(tenants, starving, num, scores, turns())
+    assert merged(tenants, starving, num, scores, turns()) == expected
