@@ -16,7 +16,7 @@ from tests.e2e.conftest import BLOCK_SIZE, DemoModel, Serve
 from tests.e2e.test_serving import ReflectedSession, gauges, is_idle, until
 
 NUM_REQUESTS = 64
-NUM_TOKENS = 24
+NUM_TOKENS = 18  # more than a block
 LONGEST = 40  # prompt tokens
 HELD = 8  # finished requests of the longest kind that the small pool holds
 
@@ -120,7 +120,9 @@ def test_one_session_survives_a_pool_of_4(serve: Serve):
     assert gauges(small)["cadenza:num_preemptions_total"] > 0
     until(small, is_idle)
     assert small.stop() == 0
-    undisturbed = serve_all(serve(*ONE_THREAD).grpc)
+    roomy = serve(*ONE_THREAD)
+    undisturbed = serve_all(roomy.grpc)
+    assert roomy.stop() == 0
     assert {id: tokens(events) for id, events in served.items()} == {
         id: tokens(events) for id, events in undisturbed.items()
     }

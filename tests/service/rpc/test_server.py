@@ -140,11 +140,11 @@ async def test_the_server_stops_sending_to_a_client_that_does_not_read(generator
             generation.feed(Delta(choice=0, text="x" * 1000, token_ids=[1]))
         generation.end()
         before = -1
-        while generation.num_pulled != before:
+        while generation.num_pulled != before or before <= 100:  # a slow start is no end
             before = generation.num_pulled
             await asyncio.sleep(0.1)
         # 2 x 256 KiB in our hands, 64 KiB of window and what the transports hold.
-        assert 100 < before < 1500
+        assert before < 1500
 
         other = served.stub.Session()
         await other.write(submit_of("b"))
