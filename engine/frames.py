@@ -22,7 +22,7 @@ from cadenza.scheduler.plan import Logprobs, StepOutcome
 from cadenza.scheduler.report import Statistics, StepReport
 from cadenza.scheduler.states import FinishReason
 from cadenza.wire import messages
-from cadenza.wire.messages import Counters, Decision, HookUse, RowLogprobs, Step
+from cadenza.wire.messages import Counters, Decision, HookUse, PromptScores, RowLogprobs, Step
 
 _COMMON = ("step_id", "time_s", "request")  # fields of every record, with places of their own
 
@@ -46,6 +46,7 @@ def step_frame(
         tokens=report.tokens.tobytes(),
         finished=report.finished.tobytes(),
         logprobs=_logprobs(report, executed),
+        prompt_scores=_prompt_scores(executed),
         admitted=report.admitted.tobytes(),
         admitted_cached=report.admitted_cached.tobytes(),
         preempted=report.preempted.tobytes(),
@@ -101,6 +102,15 @@ def _logprobs(report: StepReport, executed: StepOutcome | None) -> tuple[RowLogp
     return tuple(
         _row_logprobs(int(row), executed.logprobs[int(report.samples[row])])
         for row in np.flatnonzero(wanted)
+    )
+
+
+def _prompt_scores(executed: StepOutcome | None) -> tuple[PromptScores, ...]:
+    if executed is None or not executed.prompt_scores:
+        return ()
+    return tuple(
+        PromptScores(request, first, *(array.tobytes() for array in arrays))
+        for request, first, *arrays in executed.prompt_scores
     )
 
 

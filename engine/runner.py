@@ -6,7 +6,7 @@ Blocks are copied first; then one forward pass serves prefill chunks and decodes
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -21,9 +21,10 @@ from cadenza.engine.calibration import copy_block_seconds, token_seconds, tokens
 from cadenza.engine.kv_cache import CacheShape, HostCache, KVCache
 from cadenza.engine.loading import load_model
 from cadenza.engine.models import Llama, ModelBatch, ProgressCallback
+from cadenza.engine.prompt_scores import PromptScorer
 from cadenza.engine.sampler import NOTHING_SAMPLED, Sampled, Sampler
 from cadenza.kernels.paged_attention import Workspace, plan_attention
-from cadenza.scheduler.plan import Int32Array, StepOutcome, StepPlan, StepTimes
+from cadenza.scheduler.plan import Int32Array, PromptScores, StepOutcome, StepPlan, StepTimes
 from cadenza.wire.messages import EngineConfig, Sampling
 
 SettingsLookup: TypeAlias = Callable[[int], tuple[Sampling, int]]
@@ -49,6 +50,8 @@ class ModelRunner:
         self._sampler = sampler
         self._settings = settings
         self._workspace = Workspace()
+        self._scorer = PromptScorer(model)
+        self._prompt_scores: Sequence[PromptScores] = ()  # of the pass under way
 
     @property
     def cache(self) -> KVCache:
@@ -61,7 +64,10 @@ class ModelRunner:
     def execute(self, plan: StepPlan) -> StepOutcome:
         """Copy blocks, run one forward pass, and draw the plan's samples."""
         for seated in plan.seated:
-            self._sampler.seat(seated, *self._settings(seated.request))
+            sampling, choice = self._settings(seated.request)
+            self._sampler.seat(seated, sampling, choice)
+            self._scorer.seat(seated, sampling)
+        self._prompt_scores = ()
         self._copier.run(plan.copies)
         start_s = time.perf_counter()
         sampled = self._sampled(plan) if plan.num_rows else NOTHING_SAMPLED
@@ -71,15 +77,23 @@ class ModelRunner:
             tokens=sampled.tokens,
             failed=sampled.failed,
             logprobs=sampled.logprobs,
+            prompt_scores=self._prompt_scores,
             times=StepTimes(forward_s, *self._copier.finish()),
         )
 
     @torch.inference_mode()
     def logits(self, plan: StepPlan) -> Tensor:
-        """Run the forward pass alone; logits [samples, vocab_size], fp32, in the plan's order."""
+        """Run the forward pass alone; logits [samples, vocab_size], fp32, in the plan's order.
+
+        Prompts that want scores are scored on the way.
+        """
         samples = plan.samples
         is_new = np.diff(samples, prepend=-1) > 0
-        logits = self._model.forward(self._batch(plan, samples[is_new]), self._cache)
+        batch = self._batch(plan, samples[is_new])
+        hidden = self._model.hidden(batch, self._cache)
+        logits = self._model.logits(hidden.index_select(0, batch.sampled))
+        if self._scorer.is_needed:
+            self._prompt_scores = self._scorer.scores(plan, hidden)
         if len(logits) == len(samples):
             return logits
         # choices that share a row: its logits once more for each

@@ -6,7 +6,7 @@ the runner lays them out; element i of every per-row array is the same row.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -111,6 +111,17 @@ class Logprobs(NamedTuple):
     top_logprobs: Float32Array  # [wanted]
 
 
+class PromptScores(NamedTuple):
+    """Log-probabilities of successive tokens of one prompt, given what comes before each."""
+
+    request: int  # of the row, or of the first of its choices
+    first: int  # index in the prompt of the first token that is scored
+    logprobs: Float32Array  # [tokens]
+    ranks: Int32Array  # [tokens], 1: the most probable
+    top_ids: Int32Array  # [tokens, wanted], best first
+    top_logprobs: Float32Array  # [tokens, wanted]
+
+
 class StepTimes(NamedTuple):
     """How long the parts of a step took, in seconds; 0 where there was nothing to do."""
 
@@ -130,6 +141,7 @@ class StepOutcome:
     tokens: Int32Array  # [samples], -1 where failed
     failed: BoolArray  # [samples], True: these logits were not finite; the choice ends
     logprobs: Mapping[int, Logprobs] = field(default_factory=dict)  # sample -> wanted logprobs
+    prompt_scores: Sequence[PromptScores] = ()  # of prompts that want them
     times: StepTimes = NOT_TIMED
 
 

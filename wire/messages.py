@@ -80,6 +80,7 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     repetition_penalty: float = 1.0  # divides positive logits of tokens in prompt or output
     seed: int = 0  # unsigned 64 bits; the front draws one where the client gave none
     logprobs: int | None = None  # None: none wanted; 0: the sampled token's alone; n: and the top n
+    prompt_logprobs: int | None = None  # the prompt's own: None: unwanted; n: and the top n of each
     bias_ids: bytes = b""  # int32, each at most once
     biases: bytes = b""  # float32, added to the logits of these
     allowed_ids: bytes = b""  # int32, the only tokens that may be drawn; empty: all
@@ -251,6 +252,20 @@ class RowLogprobs(msgspec.Struct, frozen=True, array_like=True):
     top_logprobs: bytes = b""
 
 
+class PromptScores(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probabilities of successive tokens of one prompt, given what comes before each.
+
+    Parallel arrays, one element a token; of the best tokens `wanted` a token, best first.
+    """
+
+    request: int  # any row of the submit
+    first: int  # index in the prompt of the first token that is scored
+    logprobs: bytes  # float32
+    ranks: bytes  # int32, 1: the most probable
+    top_ids: bytes = b""  # int32
+    top_logprobs: bytes = b""  # float32
+
+
 class Decision(msgspec.Struct, frozen=True, array_like=True):
     """One record of the scheduler's decision log: `kind` and `facts` are its class and fields."""
 
@@ -290,6 +305,7 @@ class Step(msgspec.Struct, frozen=True, array_like=True, tag="step", kw_only=Tru
     tokens: bytes = b""  # int32
     finished: bytes = b""  # uint8, values of `Finished`
     logprobs: tuple[RowLogprobs, ...] = ()
+    prompt_scores: tuple[PromptScores, ...] = ()  # before the tokens of their rows
     admitted: bytes = b""  # int64, requests that got a seat in this step
     admitted_cached: bytes = b""  # int32, their prompt tokens found in the prefix cache
     preempted: bytes = b""  # int64, requests that lost their seat in this step

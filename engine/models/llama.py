@@ -66,13 +66,23 @@ class Llama:
 
         Returns [sampled, vocab_size], fp32.
         """
+        return self.logits(self.hidden(batch, cache).index_select(0, batch.sampled))
+
+    def hidden(self, batch: ModelBatch, cache: KVCache) -> Tensor:
+        """Compute all tokens of the batch, write their keys and values.
+
+        Returns what comes out of the last layer, [tokens, hidden].
+        """
         hidden = self._embedding.index_select(0, batch.tokens)
         rotary = self._rotary.at(batch.positions)
         for index, layer in enumerate(self._layers):
             hidden = self._layer(layer, hidden, cache.layer(index), batch, rotary)
-        sampled = hidden.index_select(0, batch.sampled)
-        sampled = rms_norm(sampled, self._norm, self.config.norm_eps)
-        return linear(sampled, self._head).float()
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return the logits after tokens that `hidden` computed, [tokens, vocab_size], fp32."""
+        normed = rms_norm(hidden, self._norm, self.config.norm_eps)
+        return linear(normed, self._head).float()
 
     def _layer(
         self, layer: _Layer, hidden: Tensor, cache: Tensor, batch: ModelBatch, rotary: RotaryTables

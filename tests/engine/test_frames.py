@@ -1,5 +1,6 @@
 """From a step's report to its frame: every array at its place, log-probabilities at their row."""
 
+from dataclasses import replace
 from typing import get_args
 
 import numpy as np
@@ -7,7 +8,7 @@ import numpy as np
 from cadenza.engine.frames import step_frame
 from cadenza.policies.runner import FaultCount
 from cadenza.scheduler import decisions
-from cadenza.scheduler.plan import Logprobs, StepOutcome
+from cadenza.scheduler.plan import Logprobs, PromptScores, StepOutcome
 from cadenza.scheduler.report import Statistics, StepReport
 from cadenza.scheduler.states import FinishReason
 from cadenza.wire import messages
@@ -54,6 +55,7 @@ def test_arrays_and_counters_keep_their_places():
     assert view_ids(frame.admitted_cached).tolist() == [16]
     assert view_requests(frame.preempted).tolist() == [60, 70]
     assert frame.decisions == ()
+    assert frame.prompt_scores == ()
     assert frame.step_id == STATISTICS.steps
     assert frame.counters == Counters(received=41, **STATISTICS._asdict())
 
@@ -140,3 +142,19 @@ def test_every_kind_of_decision_reaches_the_front_in_order():
 def test_how_often_hooks_were_asked_is_passed_on():
     uses = [HookUse("fcfs", "order_admissions", 5, 0.5)]
     assert step_frame(REPORT, None, STATISTICS, 0, (), uses).hook_uses == tuple(uses)
+
+
+def test_scores_of_prompts_travel_with_the_outcome():
+    top_ids = np.array([[1, 2], [3, 4]], dtype=np.int32)
+    values = np.array([-0.5, -1.5], dtype=np.float32)
+    scores = PromptScores(
+        7, 3, values, np.array([1, 9], dtype=np.int32), top_ids, np.float32(-1) * top_ids
+    )
+    executed = replace(outcome({}), prompt_scores=[scores])
+
+    [told] = step_frame(REPORT, executed, STATISTICS, received=0).prompt_scores
+
+    assert (told.request, told.first) == (7, 3)
+    assert view_floats(told.logprobs).tolist() == values.tolist()
+    assert view_ids(told.ranks).tolist() == [1, 9]
+    assert view_ids(told.top_ids).tolist() == [1, 2, 3, 4]
