@@ -54,7 +54,11 @@ def use_profile(server: ServerOptions, preset: str | None, choice: ChoiceOptions
         UsageError: the choice is at fault, the service does not answer, or it refuses.
     """
     body = _body(preset, choice)
-    _write_decisions(ServiceClient(server).report("PUT", _PROFILE, body).live)
+    report = ServiceClient(server).report("PUT", _PROFILE, body)
+    _write_decisions(report.live)
+    for policy in report.installed:
+        if policy.active and policy.stale:
+            write(f"{policy.name} is as it was loaded: its file has changed; restart to use that\n")
     return 0
 
 
@@ -121,6 +125,8 @@ def _row(policy: InstalledPolicy, live: ProfileReport) -> tuple[str, ...]:
     name = policy.name
     faults = sum(each.faults for each in live.faults if each.policy == name)
     state = "quarantined" if name in live.quarantined else "in use" if policy.active else "-"
+    if policy.stale:
+        state = f"{state}, file changed: restart".removeprefix("-, ")
     source = " ".join(filter(None, (policy.source, policy.version)))
     decides = ", ".join(_short(hook) for hook in policy.active)
     return name, source, decides or "-", str(faults or "-"), state

@@ -51,6 +51,7 @@ def configure(
         plugins=allowed,
         trace=trace,
         watermark=choices.watermark if may_set_watermark else None,
+        digests=library.digests(profile),
     )
     return Configured(
         config=config,

@@ -91,7 +91,7 @@ class EnginePolicies:
         self._guard = guard
         self._blame = blame
         self._limit_s = limit_s
-        self._live = self._library.profile(config.chosen, config.options)
+        self._live = self._library.profile(config.chosen, config.options, digests=config.digests)
         self._runner = PolicyRunner(self._live, timer=timer, guard=guard, blame=blame)
         self._told_uses_s = -math.inf
         self._told_calls = 0
@@ -170,7 +170,9 @@ class EnginePolicies:
             return PoliciesAnswer(number, BUSY)
 
         def build() -> Profile:
-            profile = self._library.profile(config.chosen, config.options, before=before)
+            profile = self._library.profile(
+                config.chosen, config.options, before=before, digests=config.digests
+            )
             self._library.try_out(profile, config.chosen, config.options, ENGINE_HOOKS)
             return profile
 

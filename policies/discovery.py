@@ -11,6 +11,7 @@ import inspect
 import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
@@ -36,6 +37,12 @@ class Found:
     cls: type
     source: str  # BUILT_IN, the name of a distribution, or a file
     version: str | None = None  # of the distribution
+    digest: str | None = None  # of the file with the class, as it was loaded; None: built in
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the file says something else by now. One that is gone says nothing."""
+        return self.digest is not None and _digest_of(self.cls) not in (None, self.digest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +55,15 @@ class Catalog:
     @property
     def classes(self) -> dict[str, type]:
         return {name: found.cls for name, found in self.policies.items()}
+
+    @property
+    def stale(self) -> frozenset[str]:
+        """The policies whose files have changed since they were loaded. Reads the files."""
+        return frozenset(name for name, found in self.policies.items() if found.is_stale)
+
+    def from_source(self, source: str) -> dict[str, Found]:
+        """The policies that are from there."""
+        return {name: found for name, found in self.policies.items() if found.source == source}
 
     def profile(
         self,
@@ -74,14 +90,20 @@ class Catalog:
         return profile
 
 
-def discover(plugins_dir: Path | None = None, allowed: Collection[str] | None = None) -> Catalog:
+def discover(
+    plugins_dir: Path | None = None,
+    allowed: Collection[str] | None = None,
+    *,
+    known: Catalog | None = None,
+) -> Catalog:
     """Find everything; foreign modules are imported here, and nowhere else.
 
     Args:
         plugins_dir: a folder whose Python files are plugins as well.
         allowed: names of distributions or entry points that may be loaded; None: all.
+        known: what was found before. A file of it that has not changed is not run again.
     """
-    discovery = Discovery()
+    discovery = Discovery(known)
     discovery.add_installed(allowed)
     if plugins_dir is not None:
         discovery.add_folder(plugins_dir)
@@ -97,7 +119,9 @@ def installed() -> tuple[str, ...]:
 class Discovery:
     """Registers plugins one by one, and collects their policies and their faults."""
 
-    def __init__(self) -> None:
+    def __init__(self, known: Catalog | None = None) -> None:
+        """`known`: as for `discover`."""
+        self._known = known or Catalog(policies={})
         self._manager = pluggy.PluginManager(PROJECT)
         self._manager.add_hookspecs(registration)
         self._found: dict[str, Found] = {}
@@ -125,7 +149,11 @@ class Discovery:
             self._faults.append(f"--plugins-dir {folder} is no folder")
             return
         for file in sorted(folder.glob("[!_]*.py")):
-            self.add_file(file)
+            known = self._known.from_source(str(file))
+            if known and not any(found.is_stale for found in known.values()):
+                self._found |= known
+            else:
+                self.add_file(file)
 
     def add_file(self, file: Path) -> None:
         """A file with `register_policies()`, or with policy classes alone."""
@@ -165,7 +193,9 @@ class Discovery:
         if not classes:
             self._faults.append(f"plugin {told} has no policies")
         for cls in classes:
-            self._admit(cls, Found(cls=cls, source=source, version=version), told)
+            digest = None if source == BUILT_IN else _digest_of(cls)
+            found = Found(cls=cls, source=source, version=version, digest=digest)
+            self._admit(cls, found, told)
 
     def _ask(self, plugin: object, told: str) -> object:
         """What its `register_policies` returns."""
@@ -227,13 +257,29 @@ def _import_file(file: Path) -> ModuleType:
     if spec is None or spec.loader is None:
         raise ImportError("it is no Python file")
     module = importlib.util.module_from_spec(spec)
+    before = sys.modules.get(name)
     sys.modules[name] = module  # dataclasses and type hints look there
     try:
         spec.loader.exec_module(module)
     except BaseException:
-        del sys.modules[name]
+        if before is None:
+            del sys.modules[name]
+        else:
+            sys.modules[name] = before  # whose policies may be in use
         raise
     return module
+
+
+def _digest_of(cls: object) -> str | None:
+    """What tells one text of the class's file from another; None if there is none to read."""
+    module = sys.modules.get(str(getattr(cls, "__module__", "")))  # it may be anything yet
+    file = getattr(module, "__file__", None)
+    if not isinstance(file, str):
+        return None
+    try:
+        return sha256(Path(file).read_bytes()).hexdigest()[:16]
+    except OSError:
+        return None
 
 
 def _written_in(module: ModuleType) -> tuple[type, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,8 @@ class Library:
     """Finds policies once, and again when a profile names one that is not known.
 
     A class that is known stays what it is, whatever becomes of its file, so that instances of it
-    can be kept from one profile to the next.
+    can be kept from one profile to the next. Once its file has changed it cannot be chosen anew:
+    nobody would expect the old one, and another process might have loaded the new one.
     """
 
     def __init__(
@@ -45,17 +46,47 @@ class Library:
         *,
         before: Profile | None = None,
         faults: Sequence[str] = (),
+        digests: Mapping[str, str] | None = None,
     ) -> Profile:
         """A profile of policies that are known or can be found, which shall follow `before`.
+
+        `digests`: what another process, which builds the same, has loaded, as `digests` tells it.
 
         Raises:
             ProfileError: everything that is wrong with it, `faults` among it.
         """
-        if not {name for names in chosen.values() for name in names} <= {*self.catalog.policies}:
+        named = {name: None for names in chosen.values() for name in names}
+        if not named.keys() <= {*self.catalog.policies}:
             faults = (*self._look_again(), *faults)
+        known = () if before is None else before.policies
+        faults = (*faults, *self._outdated(name for name in named if name not in known))
+        faults = (*faults, *self._differing(digests or {}))
         return self.catalog.profile(
             chosen, options, trace=self._trace, faults=faults, before=before
         )
+
+    def digests(self, profile: Profile) -> dict[str, str]:
+        """By policy, what tells one version of its file from another, as it was loaded here."""
+        found = {policy: self.catalog.policies[policy] for policy in profile.policies}
+        return {policy: each.digest for policy, each in found.items() if each.digest is not None}
+
+    def _outdated(self, names: Iterable[str]) -> Iterator[str]:
+        for name in names:
+            found = self.catalog.policies.get(name)
+            if found is not None and found.is_stale:
+                yield (
+                    f"policy {name!r}: its file ({found.source}) has changed since it was loaded; "
+                    "restart the service to have it loaded anew"
+                )
+
+    def _differing(self, digests: Mapping[str, str]) -> Iterator[str]:
+        for name, digest in digests.items():
+            found = self.catalog.policies.get(name)
+            if found is not None and found.digest != digest:
+                yield (
+                    f"policy {name!r}: front and engine process have loaded different versions of "
+                    f"its file ({found.source}); restart the service"
+                )
 
     def try_out(
         self, profile: Profile, chosen: ByHook, options: ByPolicy, hooks: Collection[str]
@@ -83,7 +114,7 @@ class Library:
     def _look_again(self) -> tuple[str, ...]:
         """Add what was installed since; what is wrong with it concerns the one who wanted it."""
         importlib.invalidate_caches()
-        found = discover(*self._where)
+        found = discover(*self._where, known=self.catalog)
         self.catalog = Catalog(policies={**found.policies, **self.catalog.policies})
         return found.faults
 

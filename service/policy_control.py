@@ -98,6 +98,7 @@ class PolicyControl:
         return report(
             state,
             self._library.catalog,
+            await asyncio.to_thread(lambda: self._library.catalog.stale),
             self._policies,
             preset=self._preset,
             shadow_preset=self._shadow_preset,
@@ -157,7 +158,7 @@ class PolicyControl:
         choices = await _read(content)
         before = self._policies.profile
         profile = await self._build(choices, before)
-        config = self._with(choices)
+        config = self._with(choices, profile)
         try:
             await self._tell(lambda number: UseProfile(number, config))
         except BaseException:
@@ -172,8 +173,8 @@ class PolicyControl:
         choices = config = profile = None
         if content is not None:
             choices = await _read(content)
-            config = self._with(choices)
             profile = await self._build(choices, None)
+            config = self._with(choices, profile)
         try:
             await self._tell(lambda number: UseShadow(number, config))
         except BaseException:
@@ -229,13 +230,14 @@ class PolicyControl:
         except ProfileError as error:
             raise InvalidRequest(str(error)) from error
 
-    def _with(self, choices: Choices) -> PolicyConfig:
+    def _with(self, choices: Choices, profile: Profile) -> PolicyConfig:
         """The same sources, with other choices."""
         return msgspec.structs.replace(
             self._config,
             chosen=dict(choices.chosen),
             options={policy: dict(options) for policy, options in choices.options.items()},
             watermark=choices.watermark if self._may_set_watermark else None,
+            digests=self._library.digests(profile),
         )
 
     async def _tell(self, change: Callable[[int], ToEngine]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -30,6 +30,7 @@ class InstalledPolicy(msgspec.Struct, frozen=True, kw_only=True):
     version: str | None  # of the distribution
     requires_hookspec: str | None
     active: Sequence[str]  # the hooks that it is asked, or told, by the live profile
+    stale: bool = False  # its file has changed since it was loaded: a restart loads it anew
 
 
 class HookFaults(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,12 +86,13 @@ class PolicyReport(msgspec.Struct, frozen=True, kw_only=True):
 def report(
     state: PoliciesState,
     catalog: Catalog,
+    stale: Collection[str],
     front: FrontPolicies,
     *,
     preset: str | None,
     shadow_preset: str | None,
 ) -> PolicyReport:
-    """Put together what both processes know."""
+    """Put together what both processes know. `stale`: policies whose files have changed."""
     live = _profile(state.live, preset, front.hook_faults, front.quarantined)
     shadow = None
     if state.shadow is not None:
@@ -107,7 +109,7 @@ def report(
         )
     return PolicyReport(
         hookspec_version=HOOKSPEC_VERSION,
-        installed=_installed(catalog, state.live.decisions),
+        installed=_installed(catalog, stale, state.live.decisions),
         live=live,
         shadow=shadow,
     )
@@ -138,7 +140,9 @@ def _told(kind: Callable[..., T], told: msgspec.Struct, process: str) -> T:
     return kind(process=process, **msgspec.structs.asdict(told))
 
 
-def _installed(catalog: Catalog, decisions: Mapping[str, Sequence[str]]) -> list[InstalledPolicy]:
+def _installed(
+    catalog: Catalog, stale: Collection[str], decisions: Mapping[str, Sequence[str]]
+) -> list[InstalledPolicy]:
     return [
         InstalledPolicy(
             name=name,
@@ -147,6 +151,7 @@ def _installed(catalog: Catalog, decisions: Mapping[str, Sequence[str]]) -> list
             version=found.version,
             requires_hookspec=getattr(found.cls, "requires_hookspec", None),
             active=[hook for hook, names in decisions.items() if name in names],
+            stale=name in stale,
         )
         for name, found in sorted(catalog.policies.items())
     ]

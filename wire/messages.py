@@ -43,6 +43,7 @@ class PolicyConfig(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     plugins: tuple[str, ...] | None = None  # distributions or entry points to load; None: all
     trace: bool = False  # log every call of a hook
     watermark: float | None = None  # share of the pool that admissions leave free; None: as usual
+    digests: dict[str, str] = {}  # of the policies' files, as the front process has loaded them
 
 
 class EngineConfig(msgspec.Struct, frozen=True, array_like=True, kw_only=True):

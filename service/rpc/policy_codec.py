@@ -73,6 +73,7 @@ def _installed(policy: InstalledPolicy) -> pb.InstalledPolicy:
         version=policy.version,
         requires_hookspec=policy.requires_hookspec,
         active=policy.active,
+        stale=policy.stale,
     )
 
 

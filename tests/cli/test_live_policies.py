@@ -201,6 +201,17 @@ def test_use_sends_what_the_flags_mean(capsys, service: Service, tmp_path: Path)
     assert output.split() == ["DECISION", "POLICIES", "order", "mine", "guard", "a,", "b"]
 
 
+def test_an_edited_file_is_told(capsys, service: Service):
+    mine = msgspec.structs.replace(REPORT.installed[1], stale=True)
+    report = msgspec.structs.replace(REPORT, installed=[mine])
+    service.body = msgspec.json.encode(report)
+
+    told = output_of(capsys, "use", "--server", service.url).splitlines()
+    assert told[-1] == "mine is as it was loaded: its file has changed; restart to use that"
+    told = output_of(capsys, "list", "--server", service.url).splitlines()
+    assert told[1].endswith("quarantined, file changed: restart")
+
+
 def test_use_without_a_choice_means_the_defaults(capsys, service: Service):
     output_of(capsys, "use", "--server", service.url)
     assert service.asked[0][2] == {"decisions": {}, "options": {}}

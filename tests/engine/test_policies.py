@@ -5,16 +5,18 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
-from cadenza.engine.policies import BUSY, EnginePolicies
+from cadenza.engine.policies import BUSY, EnginePolicies, library_of
 from cadenza.policies import RequestColumns, hookimpl
 from cadenza.policies.builtin import BUILTIN, DEFAULTS
 from cadenza.policies.choices import choose
 from cadenza.policies.decisions import Decisions
 from cadenza.policies.discovery import Catalog, Found
+from cadenza.policies.errors import ProfileError
 from cadenza.policies.library import Library
 from cadenza.policies.presets import PRESETS
 from cadenza.policies.runner import STRIKES, PolicyUnusable
@@ -33,6 +35,7 @@ from cadenza.wire.messages import (
     UseShadow,
 )
 from tests.engine.test_loop import Engine, Front, submit
+from tests.policies.plugins import policy_module
 
 CONFIGS = [
     PolicyConfig(chosen=dict(choose(preset).chosen), options=dict(choose(preset).options))
@@ -125,8 +128,8 @@ def choice(**chosen: str) -> PolicyConfig:
 
 def policies(config: PolicyConfig | None = None, **settings: Any) -> EnginePolicies:
     found = {name: Found(cls=cls, source="test") for name, cls in (BUILTIN | POLICIES).items()}
-    library = Library(catalog=Catalog(policies=found))
-    return EnginePolicies(config or PolicyConfig(), library=library, **settings)
+    settings.setdefault("library", Library(catalog=Catalog(policies=found)))
+    return EnginePolicies(config or PolicyConfig(), **settings)
 
 
 class Changing:
@@ -234,6 +237,24 @@ def test_a_change_that_fails_changes_nothing(config: PolicyConfig, error: str):
     changing.driver.step()
     assert Reversed.asked == [*range(1, len(Reversed.asked) + 1)], "the same instance goes on"
     changing.finish()
+
+
+def test_a_file_that_the_front_loaded_otherwise_is_not_used(tmp_path: Path):
+    (tmp_path / "mine.py").write_text(policy_module("mine"))
+    chosen = {"order_admissions": ("mine",)}
+    config = PolicyConfig(chosen=chosen, plugins_dir=str(tmp_path), digests={"mine": "another"})
+    with pytest.raises(ProfileError, match="different versions"):
+        EnginePolicies(config)
+
+    changing = Changing(library=library_of(config))
+    told = changing.use(config)
+
+    assert told is not None
+    assert "'mine': front and engine process have loaded different versions" in told
+    assert changing.state().live.decisions["order_admissions"] == ("fcfs",)
+    library = changing.policies._library
+    digests = library.digests(library.profile(chosen, {}))
+    assert changing.use(PolicyConfig(chosen=chosen, digests=digests)) is None
 
 
 def test_a_hook_that_fails_when_it_is_tried_is_not_used():

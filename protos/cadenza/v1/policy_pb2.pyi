@@ -364,6 +364,7 @@ class InstalledPolicy(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     REQUIRES_HOOKSPEC_FIELD_NUMBER: _builtins.int
     ACTIVE_FIELD_NUMBER: _builtins.int
+    STALE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Its name."""
     source: _builtins.str
@@ -372,6 +373,10 @@ class InstalledPolicy(_message.Message):
     """Of the distribution."""
     requires_hookspec: _builtins.str
     """The versions of the hooks' contract that it was written for. Not set: any."""
+    stale: _builtins.bool
+    """Its file has changed since it was loaded. Whoever is asked is the old one; it can be chosen anew
+    after a restart.
+    """
     @_builtins.property
     def hooks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The hooks that it has."""
@@ -389,10 +394,11 @@ class InstalledPolicy(_message.Message):
         version: _builtins.str | None = ...,
         requires_hookspec: _builtins.str | None = ...,
         active: _abc.Iterable[_builtins.str] | None = ...,
+        stale: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_requires_hookspec", b"_requires_hookspec", "_version", b"_version", "requires_hookspec", b"requires_hookspec", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_requires_hookspec", b"_requires_hookspec", "_version", b"_version", "active", b"active", "hooks", b"hooks", "name", b"name", "requires_hookspec", b"requires_hookspec", "source", b"source", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_requires_hookspec", b"_requires_hookspec", "_version", b"_version", "active", b"active", "hooks", b"hooks", "name", b"name", "requires_hookspec", b"requires_hookspec", "source", b"source", "stale", b"stale", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__requires_hookspec: _TypeAlias = _typing.Literal["requires_hookspec"]  # noqa: Y015
     _WhichOneofArgType__requires_hookspec: _TypeAlias = _typing.Literal["_requires_hookspec", b"_requires_hookspec"]  # noqa: Y015

@@ -49,6 +49,7 @@ def test_the_report(run, serve: OpenServed):
                 "version": None,
                 "requires_hookspec": None,
                 "active": ["order_admissions"],
+                "stale": False,
             }
             assert body["live"] == {
                 "preset": None,
