@@ -61,9 +61,7 @@ def test_an_edited_file_is_refused_where_it_would_be_new(tmp_path: Path):
     write(tmp_path, "first", more="# edited\n")
 
     assert library.catalog.stale == {"first"}
-    with pytest.raises(
-        ProfileError, match=r"'first': its file .* has changed .* restart"
-    ):
+    with pytest.raises(ProfileError, match=r"'first': its file .* has changed .* restart"):
         library.profile({"order_admissions": ("first",)}, {})
     after = library.profile({"order_admissions": ("first",)}, {}, before=before)
     assert "first" in after.kept
