@@ -6,6 +6,7 @@ together). Flags keep vLLM's spelling where vLLM has the same thing.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -65,6 +66,12 @@ def _tenants(names: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
+def _http_url(value: str | None) -> str | None:
+    if value is not None and not re.fullmatch(r"https?://[!-~]+", value):
+        raise ValueError("Must be an address such as http://127.0.0.1:4318/v1/traces.")
+    return value
+
+
 def _several(value: object) -> object:
     """One alone, as YAML files and variables may have it."""
     return (value,) if isinstance(value, str) else value
@@ -88,6 +95,7 @@ Key = AfterValidator(_usable_key)
 Names = AfterValidator(_not_empty)
 Tenants = AfterValidator(_tenants)
 Several = BeforeValidator(_several)
+Url = AfterValidator(_http_url)
 
 
 @Parameter(name="*")
@@ -200,6 +208,9 @@ class ServeOptions(PolicyOptions):
         tuple[str, ...], Service, Parameter(negative=()), Several, Tenants
     ] = ()
     """Tenant that metrics count for itself, others together; may be given several times."""
+
+    otlp_traces_endpoint: Annotated[str | None, Service, Url] = None
+    """OTLP endpoint that traces are sent to by HTTP; needs cadenza[otel]."""
 
     log_level: Annotated[Literal["debug", "info", "warning", "error"], Service] = "warning"
     """Least severe log records that are written, to standard error."""

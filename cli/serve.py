@@ -18,6 +18,7 @@ from cadenza.cli.output import write
 from cadenza.cli.profile import configure
 from cadenza.cli.progress import Progress
 from cadenza.policies.errors import ProfileError
+from cadenza.service import otel
 from cadenza.service.engine_process import start_engine
 from cadenza.service.front import Addresses, Front, FrontConfig
 from cadenza.service.limits import Limits
@@ -88,6 +89,8 @@ def _prepared(resolved: Resolved) -> tuple[Located, FrontConfig, Tokenizer]:
     configure_logging(options.log_level)
     warn(resolved.warnings)
     _check_host(options)
+    if options.otlp_traces_endpoint is not None and not otel.is_installed():
+        raise UsageError("--otlp-traces-endpoint needs OpenTelemetry: pip install 'cadenza[otel]'")
     try:
         located = locate(options.model)
         config = _front_config(located, options)
@@ -149,6 +152,7 @@ def _front_config(located: Located, options: ServeOptions) -> FrontConfig:
         preset=configured.preset,
         may_set_watermark=options.watermark is None,
         admin_key=admin_key(options.admin_api_key),
+        traces_endpoint=options.otlp_traces_endpoint,
         metrics_tenants=options.metrics_tenant,
         metrics_as_vllm=options.metrics_compat == "vllm",
         shutdown_timeout_s=options.shutdown_timeout,

@@ -26,6 +26,7 @@ from cadenza.service.http.server import HttpServer
 from cadenza.service.limits import Limits
 from cadenza.service.listening import is_loopback, listen
 from cadenza.service.metrics import Metrics
+from cadenza.service.otel import open_tracer
 from cadenza.service.policy_control import PolicyControl
 from cadenza.service.rpc.server import GrpcServer
 from cadenza.service.tokenizer import Tokenizer
@@ -60,6 +61,7 @@ class FrontConfig:
     preset: str | None = None  # which it began with
     may_set_watermark: bool = True  # whether presets may
     admin_key: str | None = None
+    traces_endpoint: str | None = None  # of OTLP by HTTP
     metrics_tenants: Sequence[str] = ()  # that get series of their own
     metrics_as_vllm: bool = True  # whether metrics go by vLLM's names as well
     shutdown_timeout_s: float = 30.0  # for requests in flight after the first signal
@@ -109,12 +111,14 @@ class Front:
     async def _serve(self, engine: EngineClient, guard: HookGuard) -> None:
         config = self._config
         sockets = listen(config.host, config.port)
+        tracer = None if config.traces_endpoint is None else open_tracer(config.traces_endpoint)
         generator = Generator(
             engine,
             self._tokenizer,
             model_names=config.model_names,
             limits=config.limits,
             metrics=Metrics(config.metrics_tenants),
+            tracer=tracer,
             policies=FrontPolicies(config.profile, guard=guard, timer=time.monotonic),
         )
         control = PolicyControl(
@@ -152,6 +156,8 @@ class Front:
                 serving, announcing, grpc.stop(_FLUSH_S), return_exceptions=True
             )
             generator.close()
+            if tracer is not None:
+                await asyncio.to_thread(tracer.close)
             for outcome in ended:
                 if isinstance(outcome, Exception):
                     raise outcome

@@ -8,10 +8,12 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
 
+from cadenza.service import tracing
 from cadenza.service.encoder import Encoder
 from cadenza.service.engine_client import EngineClient
 from cadenza.service.entrance import Entrance
@@ -25,6 +27,7 @@ from cadenza.service.queue import Entry, Places
 from cadenza.service.request import GenerationRequest
 from cadenza.service.timelines import RequestStatus, Subject, Timeline, Timelines
 from cadenza.service.tokenizer import Tokenizer
+from cadenza.service.tracing import Tracer
 from cadenza.service.validation import CheckedRequest, check
 from cadenza.wire.arrays import pack_ids
 from cadenza.wire.messages import Ready, Sampling, Submit
@@ -57,6 +60,7 @@ class Generator:
         limits: Limits | None = None,
         metrics: Metrics | None = None,
         policies: FrontPolicies | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         """Serve `engine` under `model_names`, of which the first is told to clients."""
         self.engine = engine
@@ -75,6 +79,7 @@ class Generator:
         engine.watch_decisions(self.metrics.count_decisions)
         engine.watch_counters(self.metrics.count_step)
         self._encoder = Encoder(tokenizer)
+        self._tracer = tracer
 
     @property
     def model_name(self) -> str:
@@ -288,6 +293,8 @@ class Generator:
             n=job.checked.num_choices,
             max_tokens=job.max_tokens,
         )
+        if self._tracer is not None:
+            job.timer.watch(partial(self._tracer.end, _traced(generation, job)))
         submits = self._submits(job, max_rows)
         checked = job.checked
         generation.launch(submits, self.tokenizer, checked.text)
@@ -331,6 +338,16 @@ class Generator:
             )
             for start in range(0, num_choices, max_rows)
         ]
+
+
+def _traced(generation: Generation, job: _Job) -> tracing.Subject:
+    return tracing.Subject(
+        id=generation.id,
+        operation="text_completion" if job.checked.prompt.messages is None else "chat",
+        model=generation.model,
+        sampling=job.sampling,
+        caller=tracing.caller(),
+    )
 
 
 def _most_told(ready: Ready) -> int:

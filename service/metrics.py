@@ -125,6 +125,24 @@ class Metrics:
                 self.decisions[decision.kind] += 1
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """What was measured of a request. Times are of the timer's clock; None: it never came to it."""
+
+    reason: str  # one of FINISHED_REASONS
+    arrived_s: float
+    seated_s: float | None
+    first_s: float | None  # token, of any choice
+    last_s: float | None
+    ended_s: float
+    prompt_tokens: int
+    cached_tokens: int
+    generated_tokens: int
+    n: int
+    max_tokens: int
+    preemptions: int
+
+
 @dataclass(slots=True)
 class _Tokens:
     """When a choice's tokens came."""
@@ -150,6 +168,11 @@ class RequestTimer:
         self._seated_s: float | None = None
         self._first_s: float | None = None
         self._choices: dict[int, _Tokens] = {}
+        self._on_end: Callable[[Ended], None] | None = None
+
+    def watch(self, on_end: Callable[[Ended], None]) -> None:
+        """Tell of the request once it has ended."""
+        self._on_end = on_end
 
     def launched(self, *, tenant: str, prompt_tokens: int, n: int, max_tokens: int) -> None:
         """The request goes to the engine, and this is what it wants."""
@@ -196,8 +219,27 @@ class RequestTimer:
         """The request is over, for one of FINISHED_REASONS."""
         self._metrics.finished[reason] += 1
         self._tenant.finished[reason] += 1
+        if self._on_end is not None:
+            self._on_end(self._measured(reason))
         if reason in ("stop", "length"):
             self._observe_whole(self._clock())
+
+    def _measured(self, reason: str) -> Ended:
+        choices = self._choices.values()
+        return Ended(
+            reason=reason,
+            arrived_s=self._arrived_s,
+            seated_s=self._seated_s,
+            first_s=self._first_s,
+            last_s=max((tokens.last_s for tokens in choices), default=None),
+            ended_s=self._clock(),
+            prompt_tokens=self._prompt_tokens,
+            cached_tokens=self._cached_tokens,
+            generated_tokens=sum(tokens.count for tokens in choices),
+            n=self._n,
+            max_tokens=self._max_tokens,
+            preemptions=self._preemptions,
+        )
 
     def _observe_whole(self, now_s: float) -> None:
         metrics, choices = self._metrics, self._choices.values()

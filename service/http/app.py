@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from cadenza.service import tracing
 from cadenza.service.admin import Admin
 from cadenza.service.errors import RequestError
 from cadenza.service.generator import Generator
@@ -75,6 +76,7 @@ class Boundary:
             raise RuntimeError(f"only HTTP is served, not {scope['type']}")
         scope["app"] = self  # makes the router raise 404 and 405 rather than answer in plain text
         reply = Reply(send, connection_of(scope), _request_id(scope))
+        tracing.remember_caller(Headers(scope=scope).items())
         began_s = time.monotonic()
         try:
             with structlog.contextvars.bound_contextvars(request_id=reply.request_id):

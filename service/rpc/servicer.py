@@ -10,6 +10,7 @@ import grpc
 import structlog
 from google.protobuf.message import DecodeError, Message
 
+from cadenza.service import tracing
 from cadenza.service.errors import EngineUnavailable, InvalidRequest, RequestError
 from cadenza.service.generator import Generator
 from cadenza.service.rpc import status
@@ -98,6 +99,11 @@ class GenerationServicer:
         """Run `call`; tell what it raises as a status. Its client's cancellation passes through."""
         task = asyncio.current_task()
         assert task is not None
+        tracing.remember_caller(
+            (name, value)
+            for name, value in context.invocation_metadata() or ()
+            if isinstance(value, str)
+        )
         self._calls.add(task)
         # Not in a finally: the task has the status yet to send when this returns.
         task.add_done_callback(self._calls.discard)

@@ -97,6 +97,7 @@ def test_every_option_can_be_a_variable_or_stand_in_a_file(file: Path):
         "watermark": 0.5,
         "max_num_queued_reqs": 9,
         "shutdown_timeout": 1.5,
+        "otlp_traces_endpoint": "http://h:1",
         "metrics_compat": "none",
         "metrics_tenant": ["t"],
         "log_level": "debug",

@@ -22,6 +22,7 @@ from cadenza.service.limits import Limits
 from cadenza.service.metrics import Metrics
 from cadenza.service.policy_control import PolicyControl
 from cadenza.service.tokenizer import Tokenizer
+from cadenza.service.tracing import Tracer
 from cadenza.wire.messages import PolicyConfig
 
 from .byte_tokenizer import make_tokenizer
@@ -75,6 +76,7 @@ def open_front() -> OpenFront:
         limit_s: float = 20.0,
         patience_s: float = 45.0,
         metrics: Metrics | None = None,
+        tracer: Tracer | None = None,
     ) -> AsyncIterator[Front]:
         tokenizer = make_tokenizer()
         eos = tokenizer.backend.token_to_id("<|end|>")
@@ -91,6 +93,7 @@ def open_front() -> OpenFront:
             model_names=["tiny", "alias"],
             limits=limits,
             metrics=metrics,
+            tracer=tracer,
             policies=front_policies(profile, guard),
         )
         found = {

@@ -133,9 +133,9 @@ def test_decisions_are_counted_by_kinds_that_are_known():
 
 
 def test_the_kinds_are_those_of_the_scheduler():
-    from cadenza.engine.frames import _KINDS
+    from cadenza.engine.frames import _OUTLINES
 
-    assert {*DECISION_KINDS} == {*_KINDS.values()}
+    assert {*DECISION_KINDS} == {outline.kind for outline in _OUTLINES.values()}
 
 
 def test_short_times_are_told_apart():

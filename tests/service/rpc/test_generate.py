@@ -18,6 +18,7 @@ from cadenza.service.errors import (
     UnknownModel,
 )
 from cadenza.service.events import Delta, PositionLogprobs, TokenLogprob
+from cadenza.service.tracing import caller
 from cadenza.v1 import generation_pb2 as pb
 
 
@@ -301,3 +302,19 @@ async def test_an_unknown_method_is_unimplemented(serve):
             await call(b"")
 
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_the_trace_context_of_a_call_is_that_of_its_request(generator, serve, request_of):
+    seen = []
+
+    def on_submit(generation):
+        seen.append(caller())
+        generation.say("x")
+
+    generator.on_submit = on_submit
+    metadata = (("traceparent", "00-abc"), ("x-more", "1"), ("x-bin", b"\x00"))
+    async with serve() as served:
+        await collect(served.stub.Generate(request_of("hi"), metadata=metadata), [])
+        await collect(served.stub.Generate(request_of("hi")), [])
+
+    assert seen == [{"traceparent": "00-abc"}, {}]

@@ -21,6 +21,9 @@ class GoneClient:
     def time_remaining(self) -> None:
         return None
 
+    def invocation_metadata(self) -> None:
+        return None
+
     async def write(self, message: object) -> None:
         raise grpc.aio.InternalError
 
