@@ -20,6 +20,7 @@ import structlog
 from cadenza.policies.blame import Blame
 from cadenza.policies.contract import ARGUMENTS, ENGINE_HOOKS
 from cadenza.policies.decisions import Decisions
+from cadenza.policies.errors import ProfileError
 from cadenza.policies.hook_guard import HookGuard
 from cadenza.policies.library import Library, prepare, too_late
 from cadenza.policies.preparation import Preparation, aside
@@ -140,7 +141,7 @@ class EnginePolicies:
                     return self._drop_shadow(number, scheduler)
                 return self._prepare(number, config, None, self._set_shadow)
             case ReleasePolicy(number, policy):
-                return PoliciesAnswer(number, self._release(policy))
+                return PoliciesAnswer(number, self._release(policy, scheduler))
             case DescribePolicies(number):
                 return self._describe(number)
 
@@ -190,12 +191,16 @@ class EnginePolicies:
         error = change.preparation.future.exception()
         if error is not None:
             return str(error)
-        change.apply(change.preparation.future.result(), scheduler)
+        try:
+            change.apply(change.preparation.future.result(), scheduler)
+        except ProfileError as error:  # instances built anew meanwhile cannot be taken over
+            return str(error)
         return None
 
     def _take_over(self, watermark: float | None, profile: Profile, scheduler: Scheduler) -> None:
-        before, self._live = self._live, profile
-        profile.follow(before)
+        before = self._live
+        profile.follow(before)  # may fail; nothing has changed yet
+        self._live = profile
         self._runner.use(profile)
         settled = profile.kept - self.decisions.newcomers
         self._decide(scheduler, {*profile.policies} - settled)
@@ -236,21 +241,26 @@ class EnginePolicies:
             self.decisions = ShadowedDecisions(live, runner, shadow, newcomers)
         scheduler.use(self.decisions)
 
-    def _release(self, policy: str) -> str | None:
-        """What is wrong, if anything is, in either profile."""
-        profiles = {"live": (self._live, self._runner)}
+    def _release(self, policy: str, scheduler: Scheduler) -> str | None:
+        """What is wrong, if anything is, in either profile. The fresh instances are newcomers."""
+        asked = {"live": (self._live, self._runner, self.decisions)}
         if self._shadow is not None:
-            profiles["shadow"] = (self._shadow.profile, self._shadow.runner)
+            shadow = self._shadow
+            asked["shadow"] = (shadow.profile, shadow.runner, shadow.decisions)
         faults, is_known = [], False
-        for name, (profile, runner) in profiles.items():
-            if policy in profile.policies:
-                is_known = True
-                try:
-                    runner.release(policy)
-                except PolicyUnusable as error:
-                    faults.append(f"{error} (in the {name} profile)")
+        for name, (profile, runner, decisions) in asked.items():
+            if policy not in profile.policies:
+                continue
+            is_known = True
+            fresh = {policy} & {*runner.quarantined}
+            try:
+                runner.release(policy)
+                decisions.newcomers |= fresh
+            except PolicyUnusable as error:
+                faults.append(f"{error} (in the {name} profile)")
         if not is_known:
             return f"The policy {policy!r} is not in use; {', '.join(self._live.policies)} are."
+        scheduler.use(self.decisions)
         return "; ".join(faults) or None
 
     def _describe(self, number: int) -> PoliciesState:

@@ -22,7 +22,7 @@ from packaging.utils import canonicalize_name
 from cadenza.policies import registration
 from cadenza.policies.builtin import BUILTIN
 from cadenza.policies.contract import faults_of, is_meant_as_policy, name_faults
-from cadenza.policies.errors import ProfileError, unknown
+from cadenza.policies.errors import ProfileError, said, unknown
 from cadenza.policies.markers import PROJECT, hookimpl
 from cadenza.policies.profile import Chosen, Options, Profile
 
@@ -172,7 +172,7 @@ class Discovery:
         try:
             plugin = load()
         except (Exception, SystemExit) as error:
-            reason = f"{type(error).__name__}: {error}"
+            reason = f"{type(error).__name__}: {said(error)}"
             self._faults.append(f"plugin {_told(name, source, version)} fails to import: {reason}")
             return
         self._register(plugin, source, version, name)
@@ -182,7 +182,7 @@ class Discovery:
         try:
             classes = self._ask(plugin, told)
         except (Exception, SystemExit) as error:
-            self._faults.append(f"plugin {told} cannot be registered: {error}")
+            self._faults.append(f"plugin {told} cannot be registered: {said(error)}")
             return
         if not isinstance(classes, (list, tuple)):
             self._faults.append(

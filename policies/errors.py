@@ -17,11 +17,12 @@ class ProfileError(Exception):
     """A profile that cannot be used, or a plugin that cannot be registered; all faults at once.
 
     Its text is bounded: of very many faults it has the first, and of very long ones the beginning.
+    It can be printed and sent, whatever foreign code has said.
     """
 
     def __init__(self, *faults: str) -> None:
         self.faults = faults
-        told = [shortened(fault, _FAULT_CHARACTERS) for fault in faults[:_TOLD_FAULTS]]
+        told = [printable(shortened(fault, _FAULT_CHARACTERS)) for fault in faults[:_TOLD_FAULTS]]
         if len(faults) > _TOLD_FAULTS:
             told.append(f"and {len(faults) - _TOLD_FAULTS} more")
         lines = told if len(faults) == 1 else [f"{len(faults)} faults:", *_indented(told)]
@@ -51,6 +52,14 @@ def quoted(value: object) -> str:
 def shortened(text: str, num_characters: int) -> str:
     """The text, cut where it is longer."""
     return text if len(text) <= num_characters else f"{text[: num_characters - 1]}…"
+
+
+def said(error: BaseException) -> str:
+    """The text of what foreign code raised, whose own `str` may fail."""
+    try:
+        return str(error)
+    except BaseException:
+        return describe(error)
 
 
 def describe(error: BaseException) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from cadenza.policies.errors import ProfileError, quoted, unknown
+from cadenza.policies.errors import ProfileError, quoted, said, unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ def build_policy(policy: str, cls: type, options: object | None) -> object:
     try:
         return cls() if options is None else cls(options)
     except (Exception, SystemExit) as error:
-        raise ProfileError(f"policy {policy!r} cannot be used: {error}") from error
+        raise ProfileError(f"policy {policy!r} cannot be used: {said(error)}") from error
 
 
 def _read(
@@ -89,7 +89,7 @@ def _read(
     try:
         built: object = options(**values)
     except Exception as error:
-        raise ProfileError(f"policy {policy!r} refuses its options: {error}") from error
+        raise ProfileError(f"policy {policy!r} refuses its options: {said(error)}") from error
     return built
 
 

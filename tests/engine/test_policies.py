@@ -19,10 +19,12 @@ from cadenza.policies.discovery import Catalog, Found
 from cadenza.policies.errors import ProfileError
 from cadenza.policies.library import Library
 from cadenza.policies.presets import PRESETS
+from cadenza.policies.profile import Profile
 from cadenza.policies.runner import STRIKES, PolicyUnusable
 from cadenza.scheduler.plan import StepOutcome, StepPlan
 from cadenza.scheduler.states import FinishReason
 from cadenza.testing import Driver, oracle
+from cadenza.wire.codec import encode
 from cadenza.wire.messages import (
     DescribePolicies,
     PoliciesAnswer,
@@ -52,6 +54,25 @@ class Failing:
     def order_admissions(self) -> Any:
         if self.fails:
             raise ValueError("no")
+
+
+class FailingListener(Failing):
+    fails: ClassVar[bool] = False
+    told: ClassVar[list[list[int]]] = []
+
+    @hookimpl
+    def on_arrived(self, arrived: RequestColumns) -> None:
+        self.told.append(arrived.request.tolist())
+
+
+class Unspeakable:
+    """Cannot be built, for a reason that no message can carry."""
+
+    def __init__(self) -> None:
+        raise ValueError("\udcff\x1b[2J")
+
+    @hookimpl
+    def order_admissions(self) -> None: ...
 
 
 class Reversed:
@@ -110,6 +131,8 @@ POLICIES = {
     "listening-too": ListeningToo,
     "hanging": Hanging,
     "unbuildable": Unbuildable,
+    "unspeakable": Unspeakable,
+    "failing-listener": FailingListener,
 }
 
 
@@ -305,6 +328,32 @@ def test_a_policy_in_both_goes_on_where_it_was():
     assert len(Reversed.asked) > asked
 
 
+def test_what_foreign_code_says_can_be_sent():
+    told = Changing().use(choice(order_admissions="unspeakable"))
+
+    assert told == r"policy 'unspeakable' cannot be used: \udcff\x1b[2J"
+    encode(PoliciesAnswer(1, told))
+
+
+def test_instances_that_cannot_be_taken_over_in_the_end_change_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    changing = Changing(choice(order_admissions="reversed"))
+    decisions = changing.policies.decisions
+
+    def refuse(self: Profile, before: Profile) -> None:
+        raise ProfileError("policy 'reversed' cannot be used: no")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Profile, "follow", refuse)
+        told = changing.use(PolicyConfig())
+
+    assert told == "policy 'reversed' cannot be used: no"
+    assert changing.policies.decisions is decisions
+    assert changing.use(PolicyConfig()) is None
+    changing.finish()
+
+
 def test_a_second_change_waits_for_the_first_to_end():
     changing = Changing()
     scheduler = changing.driver.scheduler
@@ -381,6 +430,31 @@ def test_a_release_clears_it():
     assert changing.state().live.quarantined == ()
     assert changing.state().live.faults[0].faults == STRIKES
     changing.finish()
+
+
+def test_what_a_release_brings_back_is_told_who_is_here():
+    changing = quarantined_listener()
+    changing.driver.step()
+    assert FailingListener.told == []
+
+    here = {*changing.wanted} - {*changing.driver.ends}
+    assert changing.ask(ReleasePolicy(3, "failing-listener")) == PoliciesAnswer(3)
+    changing.driver.step()
+
+    (told,) = FailingListener.told
+    assert {*told} == here
+    assert changing.ask(ReleasePolicy(3, "failing-listener")) == PoliciesAnswer(3)
+    changing.finish()
+    assert len(FailingListener.told) == 1, "who was not quarantined knows everybody"
+
+
+def quarantined_listener() -> Changing:
+    changing = Changing(choice(order_admissions="failing-listener"), num=20)
+    FailingListener.fails = True
+    while "failing-listener" not in changing.state().live.quarantined:
+        changing.driver.step()
+    FailingListener.fails, FailingListener.told = False, []
+    return changing
 
 
 def test_a_release_says_in_which_profile_it_failed(monkeypatch: pytest.MonkeyPatch):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cadenza.policies.errors import ProfileError, describe, quoted, unknown
+from cadenza.policies.errors import ProfileError, describe, quoted, said, unknown
 
 
 def test_of_very_many_faults_the_first_are_told():
@@ -98,3 +98,16 @@ def test_an_error_is_told_in_a_line_that_can_be_sent(error: Exception, told: str
     assert text == told
     assert type(text) is str
     assert json.dumps(text, ensure_ascii=False).encode()
+
+
+def test_foreign_text_is_made_printable():
+    assert str(ProfileError("a\nb", "\udcff")) == "2 faults:\n  - a\\nb\n  - \\udcff"
+
+
+def test_an_error_that_cannot_say_what_it_is_is_named():
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    assert said(ValueError("no")) == "no"
+    assert said(Mute()) == "Mute()"
