@@ -6,6 +6,7 @@
 #   make test-extra   slower tests, bounded
 #   make soak         random lives of the scheduler, for ever; SEED=17 begins with that one
 #   make bench-startup, make bench-front, make bench-decode
+#   make bench-policies   how long streams stand still under hostile policies
 #   make bench-orders     hit rates and times to first token under each order of admission
 #   make bench-scheduler  beside vLLM's; VLLM_VENV and MODEL_DIR name its venv and a model folder
 #
@@ -31,7 +32,7 @@ FOLDERS := checkpoints cli engine kernels policies scheduler service testing wir
 PACKAGES := $(FOLDERS) protos/cadenza/v1
 
 .PHONY: serve test check test-extra soak protos install install-dev bench-startup bench-front \
-	bench-decode bench-orders bench-scheduler clean
+	bench-decode bench-orders bench-policies bench-scheduler clean
 
 serve: install
 	@$(PYTHON) -m cadenza.cli serve demo $(ARGS)
@@ -68,6 +69,9 @@ bench-decode: install-dev
 
 bench-orders: install-dev
 	$(PYTHON) benchmarks/orders.py $(ARGS)
+
+bench-policies: install-dev
+	$(PYTHON) benchmarks/policies.py
 
 bench-scheduler: install-dev
 	$(PYTHON) benchmarks/scheduler.py $(ARGS)
