@@ -107,7 +107,7 @@ class Streams:
 @contextlib.contextmanager
 def server(folder: Path) -> Iterator[str]:
     """Its address. All hooks have hostile policies."""
-    flags = [f"--plugins-dir={folder}", "--log-level=critical"]
+    flags = [f"--plugins-dir={folder}", "--log-level=error"]
     flags += [
         f"--policy={OBSERVER if hook in OBSERVERS else hook}={policy_of(hook)}"
         for hook in (*ENGINE_HOOKS, *FRONT_HOOKS)
@@ -115,6 +115,7 @@ def server(folder: Path) -> Iterator[str]:
     process = subprocess.Popen(
         [*COMMAND, "serve", "demo", "--port=0", "--grpc-port=0", *LIMITS, *flags],
         stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,  # quarantines, which are no news here
         text=True,
     )
     assert process.stdout is not None
