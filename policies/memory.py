@@ -9,6 +9,8 @@ import numpy.typing as npt
 
 from cadenza.policies.views import IntArray
 
+Indices = npt.NDArray[np.intp]
+
 _SPARSE = 8  # times as many numbers as requests, up to which a number is a place in an array
 _FEW = 4096  # numbers that are never too many for that
 
@@ -27,16 +29,18 @@ class Memory:
         self._first = 0
         self._numbers: IntArray | None = None  # ascending, if they lie far apart
 
-    def recall(self, requests: IntArray) -> list[npt.NDArray[Any]]:
-        """Each column's values for these requests."""
+    def find(self, requests: IntArray) -> Indices:
+        """Where the values of these requests are, for `values`."""
         if self._numbers is None:
-            places = requests - self._first
-        else:
-            places = self._numbers.searchsorted(requests)
-            known = self._numbers.take(places, mode="clip") == requests
-            places = np.where(known, places, len(self._numbers))
+            return requests - self._first
+        places = self._numbers.searchsorted(requests)
+        known = self._numbers.take(places, mode="clip") == requests
+        return np.where(known, places, len(self._numbers))
+
+    def values(self, column: int, places: Indices) -> npt.NDArray[Any]:
+        """A column's values, or what stands for those of requests that are not known."""
         # Whatever is beyond either end is unknown, as the elements at the ends are
-        return [column.take(places, mode="clip") for column in self._columns]
+        return self._columns[column].take(places, mode="clip")
 
     def keep(self, requests: IntArray, *columns: npt.NDArray[Any]) -> None:
         """Know these requests, no two of which are equal, by one value in each column."""

@@ -107,7 +107,8 @@ class _Scores:
     def update(self, policy: Any, view: RequestColumns, step: tuple[StepView, ...]) -> FloatArray:
         """float64 [requests], after some of them were scored."""
         requests = view.request
-        scores, turns = self._memory.recall(requests)
+        places = self._memory.find(requests)
+        scores, turns = (self._memory.values(column, places) for column in (0, 1))
         due = _due(turns, view)
         self._turn += 1
         scores[due] = self._evaluate(policy, view, due, step)

@@ -54,20 +54,20 @@ class Turns:
         A starving row may cost more than the one in whose place it enters. The order learns of
         that as of every admission, so that its tenant pays for it from the next step on.
         """
-        order = _first(scores, arrivals, starving, num)
+        order, normal = _first(scores, arrivals, starving, num), ~starving & (scores < np.inf)
         places: dict[int, list[int]] = {}
         for place, tenant in enumerate(tenants.take(order).tolist()):
             places.setdefault(tenant, []).append(place)
         for tenant, needy in _by_tenant(arrivals, tenants, starving, places):
             own, lead = places[tenant], self.lead(tenant)
-            normal = order[own]
-            normal = normal[~starving[normal]]
+            by_score = order[own]
+            others = by_score[normal[by_score]]
             # Starving rows that the order itself puts first may have held more places than turns
             turns = max(0, -(-(len(own) - lead) // (NORMAL_PER_STARVING + 1)))
-            if len(normal) + min(turns, len(needy)) < len(own):
-                others = where((tenants == tenant) & ~starving & (scores < np.inf))
-                normal = others[lowest(scores.take(others), arrivals.take(others), len(own))]
-            order[own] = interleave(needy[: len(own)], normal, lead)[: len(own)]
+            if len(others) + min(turns, len(needy)) < len(own):
+                others = where(normal & (tenants == tenant))
+                others = others[lowest(scores.take(others), arrivals.take(others), len(own))]
+            order[own] = interleave(needy[: len(own)], others, lead)[: len(own)]
         return order
 
 

@@ -10,7 +10,8 @@ from cadenza.policies.memory import Memory
 from cadenza.policies.views import BoolArray, FloatArray, IntArray, RequestColumns, StepView
 
 _NOBODY = np.iinfo(np.int64).max  # arrives after everybody
-_EVERYTHING = np.iinfo(np.int64).max - 1  # twice the tokens, which nobody finds
+_EVERYTHING = np.iinfo(np.int64).max  # tokens, more than anybody finds
+_CACHED, _COULD = 0, 1  # columns of the memory
 Indices = npt.NDArray[np.intp]
 
 _NOWHERE: Indices = np.empty(0, dtype=np.intp)
@@ -41,45 +42,46 @@ class PrefixAware:
 
     def __init__(self) -> None:
         self._step_id = -1  # of the step in which the policy was last asked
-        # Of those that lacked a block then: twice the tokens that they found, and 1 more of those
-        # that could enter
-        self._memory = Memory(_EVERYTHING)
+        # Of that step, what those who lacked a block had found, and who could enter
+        self._memory = Memory(_EVERYTHING, False)
 
     @hookimpl
     def order_admissions(self, waiting: RequestColumns, step: StepView) -> FloatArray:
         cached, keys, requests = waiting.cached_tokens, waiting.next_block_key, waiting.request
         lacks = keys != 0
-        (known,) = self._memory.recall(requests)
-        grown = lacks & (known >> 1 < cached)
-        stuck = lacks & (known & 1).astype(np.bool_) & ~grown
+        before = self._memory.find(requests)
+        grown = lacks & (self._memory.values(_CACHED, before) < cached)
         # A seat may become free even if none is; who wants one then is as good as anybody
         fits = waiting.choices <= max(1, step.free_seats)
-        held = _duplicates(keys, lacks, waiting.arrival, fits, stuck)
+        held = np.zeros(len(keys), dtype=np.bool_)
+        several, starts = _repeated(keys, lacks)
+        if len(several):
+            stuck = self._memory.values(_COULD, before.take(several)) & ~grown.take(several)
+            arrivals = waiting.arrival.take(several)
+            held[several] = _duplicates(starts, arrivals, fits.take(several), stuck)
         if self._step_id == step.step_id - 1:
             held |= grown
-        known = 2 * cached
-        known += fits & ~held
-        self._memory.keep(requests, np.where(lacks, known, _EVERYTHING))
+        found = cached if lacks.all() else np.where(lacks, cached, _EVERYTHING)
+        self._memory.keep(requests, found, lacks & fits & ~held)
         self._step_id = step.step_id
-        return np.where(held, np.inf, -cached.astype(np.float64))
+        scores = -cached.astype(np.float64)
+        scores[held.nonzero()[0]] = np.inf
+        return scores
 
 
 def _duplicates(
-    keys: IntArray, lacks: BoolArray, arrivals: IntArray, fits: BoolArray, stuck: BoolArray
+    starts: BoolArray, arrivals: IntArray, fits: BoolArray, stuck: BoolArray
 ) -> BoolArray:
     """Who has the key of somebody that fits, and is not the earliest of those.
 
-    Nobody of those with the key of somebody that is stuck.
+    Nobody of those with the key of somebody that is stuck. Equal keys are together, and begin where
+    `starts` says.
     """
-    later = np.zeros(len(keys), dtype=np.bool_)
-    several, starts = _repeated(keys, lacks)
-    if not len(several):
-        return later
-    arrivals, firsts = arrivals.take(several), starts.nonzero()[0]
-    leaders = np.minimum.reduceat(np.where(fits.take(several), arrivals, _NOBODY), firsts)
-    wait = (leaders < _NOBODY) & ~np.logical_or.reduceat(stuck.take(several), firsts)
+    firsts = starts.nonzero()[0]
+    leaders = np.minimum.reduceat(np.where(fits, arrivals, _NOBODY), firsts)
+    wait = (leaders < _NOBODY) & ~np.logical_or.reduceat(stuck, firsts)
     groups = starts.cumsum() - 1
-    later[several] = wait.take(groups) & (arrivals != leaders.take(groups))
+    later: BoolArray = wait.take(groups) & (arrivals != leaders.take(groups))
     return later
 
 

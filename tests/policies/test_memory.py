@@ -6,8 +6,9 @@ import pytest
 from cadenza.policies.memory import Memory
 
 
-def recalled(memory: Memory, *requests: int) -> list[list[float]]:
-    return [column.tolist() for column in memory.recall(np.array(requests, dtype=np.int64))]
+def recalled(memory: Memory, *requests: int, columns: int = 1) -> list[list[float]]:
+    places = memory.find(np.array(requests, dtype=np.int64))
+    return [memory.values(column, places).tolist() for column in range(columns)]
 
 
 @pytest.mark.parametrize("far", [1, 1 << 40])
@@ -17,7 +18,7 @@ def test_it_knows_the_requests_of_the_last_call_in_any_order_and_no_others(far: 
     memory.keep(np.array([7, 5, 8]) * far, np.array([70, 50, 80]), np.array([7.5, 5.5, 8.5]))
 
     asked = [each * far for each in (5, 4, 8, 6, 9, 7, 0, 5000)]
-    assert recalled(memory, *asked) == [
+    assert recalled(memory, *asked, columns=2) == [
         [50, -1, 80, -1, -1, 70, -1, -1],
         [5.5, np.inf, 8.5, np.inf, np.inf, 7.5, np.inf, np.inf],
     ]
@@ -37,6 +38,6 @@ def test_what_is_kept_and_what_is_recalled_are_nobody_s_but_its_own():
     memory, values = Memory(-1), np.array([70, 80])
     memory.keep(np.array([7, 8]), values)
     values[:] = 0
-    memory.recall(np.array([7, 8]))[0][:] = 1
+    memory.values(0, memory.find(np.array([7, 8])))[:] = 1
 
     assert recalled(memory, 7, 8) == [[70, 80]]
