@@ -7,9 +7,11 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from cadenza.cli.options import ServeOptions
 from cadenza.service.http.families import families
 from cadenza.service.http.family import Family
 from cadenza.service.http.traffic import Traffic
@@ -105,6 +107,23 @@ def test_counters_are_rates_and_gauges_are_not(known: list[Metric]):
             is_rate = query[: match.start()].endswith(tuple(f"{name}(" for name in BY_RANGE))
             is_gauge = kinds[match[0]] == "gauge"
             assert is_rate != is_gauge, f"{title}: {match[0]}"
+
+
+def test_what_is_mounted_is_there_and_listens_on_loopback():
+    folder = ROOT / "examples/monitoring"
+    services = yaml.safe_load((folder / "compose.yaml").read_text())["services"]
+    mounted = [each.split(":")[0] for service in services.values() for each in service["volumes"]]
+    assert mounted
+    for path in mounted:
+        assert (folder / path).exists(), path
+    source = folder / "provisioning/datasources/prometheus.yaml"
+    [prometheus] = yaml.safe_load(source.read_text())["datasources"]
+    address = prometheus["url"].removeprefix("http://")
+    assert f"--web.listen-address={address}" in services["prometheus"]["command"]
+    assert services["grafana"]["environment"]["GF_SERVER_HTTP_ADDR"] == "127.0.0.1"
+    scraped = yaml.safe_load((folder / "prometheus.yml").read_text())["scrape_configs"]
+    port = ServeOptions().port
+    assert [job["static_configs"] for job in scraped] == [[{"targets": [f"127.0.0.1:{port}"]}]]
 
 
 def test_panels_do_not_overlap():

@@ -234,6 +234,20 @@ def test_every_page_is_as_the_document_says(run, serve: OpenServed):
     run(main())
 
 
+def test_just_the_administrators_operations_ask_for_the_key(run, serve: OpenServed):
+    async def main() -> None:
+        async with serve(admin_key="s3cret") as served:
+            for operation in OPERATIONS:
+                path = operation.path.format_map({"id": "x", "model": "tiny", "policy": "fcfs"})
+                for headers in ({}, {"authorization": "Bearer wrong"}):
+                    response = await served.http.request(
+                        operation.method, path, headers=headers, json={}
+                    )
+                    assert (response.status_code == 401) is operation.is_admin, operation.path
+
+    run(main())
+
+
 def test_every_error_has_its_place():
     schema = properties("Error")["error"]["properties"]
     named = {
