@@ -38,7 +38,9 @@ def check_starvation(subject: Subject, guard: HookGuard) -> None:
 
     That is 64 later arrivals, one step's admissions, and three for each starving request ahead. An
     order with `overtakes_within_tenant` is only bound within tenants; whoever waits when the flood
-    begins has to be served while it lasts all the same.
+    begins has to be served while it lasts all the same. It lasts for 300 steps, in each of which
+    requests are served some 20 tokens, outputs counted twice: an order that serves tenants in turn
+    and has longer turns than those 6,000 tokens does not pass, however fair it is in the end.
     """
     trial = Trial(subject, guard)
     driver = Driver(decisions=trial.decisions, max_num_seqs=SEATS, num_blocks=96)

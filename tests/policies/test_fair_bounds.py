@@ -1,7 +1,7 @@
 """Between tenants that wait, service differs by no more than a bound, whatever each of them sends.
 
-The bound is that of the virtual token counter (VTC, OSDI 2024, theorem 4.4): over any interval in
-which two tenants are backlogged, their service differs by at most `2 * U` with
+The bound is that of the virtual token counter (VTC, OSDI 2024): over any interval in which two
+tenants are backlogged, their service differs by at most `2 * U` with
 
     U = max(prompt_weight * longest prompt, output_weight * M)
 

@@ -198,3 +198,26 @@ def test_under_a_fair_order_only_the_own_tenant_overtakes():
     assert overtaken("shortest-prefill") == 3
     assert overtaken("fair-share") == 0
     assert overtaken("prefix-fair", **{"prefix-fair": {"quantum": 10}}) == 0
+
+
+def served_first(quantum: int) -> int:
+    """What a tenant of short requests, all in the cache, is served before one that is not."""
+    options = {"prefix-fair": {"quantum": quantum}}
+    driver = Driver(
+        Profile({"order_admissions": "prefix-fair"}, options=options), max_num_seqs=1, num_blocks=64
+    )
+    shared = [1] * 16
+    driver.add(0, [*shared, 2], 1, tenant="cached")
+    driver.run()
+    driver.add(1, [3] * 17, 1, tenant="other")
+    for request in range(2, quantum):
+        driver.add(request, [*shared, request], 1, tenant="cached")
+        driver.step()
+        if 1 in driver.admitted:
+            break
+    return (1 + 2) * (len(driver.admitted) - 2)  # a token computed, and one generated
+
+
+@pytest.mark.parametrize("quantum", [60, 600])
+def test_who_finds_nothing_in_the_cache_waits_until_the_others_have_used_up_a_quantum(quantum: int):
+    assert quantum - 40 <= served_first(quantum) <= quantum + 3
