@@ -9,7 +9,7 @@ from http.client import HTTPException, HTTPResponse
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
-from urllib.request import ProxyHandler, Request, build_opener
+from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
 
 import msgspec
 
@@ -29,6 +29,11 @@ class StreamCut(Exception):
     """A stream that had begun is not whole. The message is one sentence for a person."""
 
 
+class _NoRedirects(HTTPRedirectHandler):
+    def redirect_request(self, *_: object) -> None:
+        """Take the redirect for the refusal that it is."""
+
+
 class ServiceClient:
     """One running service."""
 
@@ -40,7 +45,8 @@ class ServiceClient:
         """
         self._url = _checked(server.server)
         self._key = admin_key(server.admin_api_key) if as_administrator else None
-        self._opener = build_opener(ProxyHandler({}))  # a proxy would be told the key
+        # A proxy would be told the key, and so would whoever an answer points to
+        self._opener = build_opener(ProxyHandler({}), _NoRedirects)
 
     def report(self, method: str, path: str, body: bytes | None = None) -> PolicyReport:
         """The report that the service answers with.

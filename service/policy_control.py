@@ -141,18 +141,19 @@ class PolicyControl:
         async def run() -> None:
             await change()
 
-        self._change = asyncio.create_task(run())
-        self._change.add_done_callback(_seen)
+        # The next change may have begun by the time that this one's end is noticed here
+        under_way = self._change = asyncio.create_task(run())
+        under_way.add_done_callback(_seen)
         # Whoever asked may leave in the middle; the processes must not disagree for that, nor when
         # the engine's answer comes late
-        done, _ = await asyncio.wait([self._change], timeout=self._patience_s)
+        done, _ = await asyncio.wait([under_way], timeout=self._patience_s)
         if not done:
-            self._change.add_done_callback(_log_late)
+            under_way.add_done_callback(_log_late)
             raise EngineUnavailable(
                 f"The engine has not said within {self._patience_s:g} s whether it can do this. "
                 "The change goes on, and until it ends there is no other."
             )
-        self._change.result()
+        under_way.result()
 
     async def _use(self, content: Mapping[str, Any]) -> None:
         choices = await _read(content)
@@ -164,7 +165,12 @@ class PolicyControl:
         except BaseException:
             self._let_go(profile)
             raise
-        self._policies.use(profile)
+        try:
+            self._policies.use(profile)
+        except ProfileError as error:  # what it should take over was built anew meanwhile
+            raise InvalidRequest(
+                f"The engine process uses this profile now, and the front process cannot: {error}"
+            ) from error
         self._config, self._preset = config, choices.preset
         self._let_go(before)
         _log.info("policies changed", decisions=profile.names)

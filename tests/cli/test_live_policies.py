@@ -104,6 +104,7 @@ class Service:
                 service.asked.append((self.command, self.path, content, key))
                 self.send_response(service.status)
                 self.send_header("content-length", str(len(service.body)))
+                self.send_header("location", f"{service.url}/elsewhere")
                 self.end_headers()
                 self.wfile.write(service.body)
 
@@ -250,6 +251,14 @@ def test_the_key_comes_from_flag_or_environment(
     monkeypatch.setenv("CADENZA_ADMIN_API_KEY", "two words")
     assert "CADENZA_ADMIN_API_KEY must be" in refusal_of(capsys, "list", "--server", service.url)
     assert "printable ASCII" in refusal_of(capsys, "use", "--admin-api-key", "ü")
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_nobody_else_is_told_the_key(capsys, service: Service, status: int):
+    service.status = status
+    told = refusal_of(capsys, "list", "--server", service.url, "--admin-api-key", "k")
+    assert f"answers with HTTP status {status}, and not as Cadenza does" in told
+    assert [asked[1] for asked in service.asked] == ["/v1/policies"]
 
 
 def test_a_refusal_is_told_in_the_services_words(capsys, service: Service):

@@ -12,6 +12,8 @@ import pytest
 
 from cadenza.policies import hookimpl
 from cadenza.policies.builtin import DEFAULTS
+from cadenza.policies.errors import ProfileError
+from cadenza.policies.profile import Profile
 from cadenza.policies.runner import STRIKES
 from cadenza.policies.warm_up import made_up_views
 from cadenza.service.errors import (
@@ -267,6 +269,49 @@ def test_a_second_change_is_refused_while_the_first_goes_on(run, open_front: Ope
             assert len(changes(front)) == 1
             front.engine.answers_changes = True
             await front.control.use({})
+
+    run(main())
+
+
+def test_each_change_ends_as_itself_whatever_begins_as_it_ends(
+    run, open_front: OpenFront, monkeypatch: pytest.MonkeyPatch
+):
+    async def main() -> None:
+        async with open_front() as front:
+            use = front.generator.policies.use
+            others: list[asyncio.Task[None]] = []
+
+            def begin_another() -> None:
+                others.append(asyncio.create_task(front.control.use({})))
+
+            def last_of_the_change(profile: Profile) -> None:
+                use(profile)
+                if not others:  # it begins before the caller of the first one is told
+                    asyncio.get_running_loop().call_soon(begin_another)
+
+            monkeypatch.setattr(front.generator.policies, "use", last_of_the_change)
+            await front.control.use(FAIR)
+            assert front.generator.policies.profile.names != DEFAULTS
+            await others[0]
+
+            assert front.generator.policies.profile.names == DEFAULTS
+
+    run(main())
+
+
+def test_what_the_front_cannot_follow_in_the_end_is_told(
+    run, open_front: OpenFront, monkeypatch: pytest.MonkeyPatch
+):
+    def refuse(self: Profile, before: Profile) -> None:
+        raise ProfileError("policy 'fcfs' cannot be used: no")
+
+    async def main() -> None:
+        async with open_front() as front:
+            monkeypatch.setattr(Profile, "follow", refuse)
+            with pytest.raises(InvalidRequest, match=r"engine process uses .* front .*: policy"):
+                await front.control.use(FAIR)
+            monkeypatch.undo()
+            await front.control.use(FAIR)
 
     run(main())
 
