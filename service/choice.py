@@ -9,6 +9,7 @@ from typing import Protocol
 from cadenza.service.detokenizer import Detokenizer
 from cadenza.service.events import (
     Delta,
+    Echo,
     Event,
     Finished,
     FinishReason,
@@ -16,10 +17,11 @@ from cadenza.service.events import (
     TokenLogprob,
 )
 from cadenza.service.stop_strings import StopStrings
+from cadenza.service.token_logprobs import PromptLogprobs, token_logprob
 from cadenza.service.tokenizer import Tokenizer
 from cadenza.wire import arrays
 from cadenza.wire.messages import Finished as RowEnd
-from cadenza.wire.messages import RowLogprobs
+from cadenza.wire.messages import PromptScores, RowLogprobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +32,10 @@ class TextOptions:
     min_tokens: int = 0  # whose text no stop string is looked for in
     include_stop: bool = False  # what ends the text is part of it
     skip_special_tokens: bool = True  # control tokens have no text
+    echo: str | None = None  # what the text begins with
+    echoed_logprobs: int | None = None  # best tokens beside each of the prompt's; None: neither
+    prompt_logprobs: int | None = None  # the same, told once for all choices
+    generates: bool = True  # else the token that the engine cannot but draw is not told
 
 
 class Owner(Protocol):
@@ -43,6 +49,9 @@ class Owner(Protocol):
 
     def choice_preempted(self, choice: Choice) -> None:
         """The choice lost its seat for a while."""
+
+    def choice_scored(self, scores: PromptScores) -> None:
+        """The engine tells of some tokens of the prompt."""
 
     def choice_failed(self, message: str, *, retryable: bool) -> None:
         """The choice ended without a result."""
@@ -66,6 +75,7 @@ class Choice:
         tokenizer: Tokenizer,
         prompt: Sequence[int],
         options: TextOptions,
+        prompt_logprobs: PromptLogprobs | None = None,
     ) -> None:
         self.index = index
         self.number = number  # the engine's name for it
@@ -79,9 +89,11 @@ class Choice:
         )
         self._stops = StopStrings(options.stops, include=options.include_stop)
         self._options = options
+        self._prompt_logprobs = prompt_logprobs
         self._texts: list[str] = []
         self._token_ids: list[int] = []
         self._logprobs: list[PositionLogprobs] = []
+        self._echoed = options.echo is None
         self._end_taken = False
 
     @property
@@ -89,8 +101,11 @@ class Choice:
         return self.finished is not None or self.expired
 
     def drain(self) -> list[Event]:
-        """Everything new since the last call: at most one Delta, then the end."""
+        """Everything new since the last call: an echo, at most one Delta, then the end."""
         events: list[Event] = []
+        if not self._echoed and (self._token_ids or self.finished is not None):
+            self._echoed = True
+            events.append(self._echo())
         if self._token_ids or self._texts:
             text = "".join(self._texts)
             events.append(
@@ -107,7 +122,17 @@ class Choice:
             events.append(self.finished)
         return events
 
+    def _echo(self) -> Echo:
+        options = self._options
+        logprobs: Sequence[PositionLogprobs] = ()
+        if options.echoed_logprobs is not None and self._prompt_logprobs is not None:
+            logprobs = self._prompt_logprobs.positions(options.echoed_logprobs)
+        return Echo(choice=self.index, text=options.echo or "", logprobs=logprobs)
+
     # engine_client.Row
+
+    def on_prompt_scores(self, scores: PromptScores) -> None:
+        self._owner.choice_scored(scores)
 
     def on_admitted(self, cached_tokens: int) -> None:
         self._owner.choice_admitted(self, cached_tokens)
@@ -122,6 +147,10 @@ class Choice:
         if finished == RowEnd.FAILED:
             message = "The model could not go on with this request."
             self._owner.choice_failed(message, retryable=False)
+            return
+        if not self._options.generates and token >= 0:
+            self._finish(FinishReason.LENGTH, None)
+            self._owner.choice_changed(self, sampled=True)
             return
         self._count(token, logprobs)
         is_told = self._options.include_stop or finished not in (RowEnd.EOS, RowEnd.STOP_TOKEN)
@@ -187,6 +216,4 @@ class Choice:
         )
 
     def _token_logprob(self, token: int, logprob: float) -> TokenLogprob:
-        utf8 = self._tokenizer.bytes[token]
-        text = utf8.decode(errors="replace")
-        return TokenLogprob(token_id=token, text=text, utf8=utf8, logprob=logprob)
+        return token_logprob(self._tokenizer, token, logprob)

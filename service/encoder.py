@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import ParamSpec, TypeVar
 
+from cadenza.service.choice import TextOptions
 from cadenza.service.constraints import with_bad_words
 from cadenza.service.errors import InvalidRequest
 from cadenza.service.prompt import Prompt, truncated
@@ -46,6 +48,21 @@ class Encoder:
             )
         room = ready.max_model_len - request.least_room
         return await self._aside(self._encoded, prompt, max_chars, room)
+
+    async def options(self, request: CheckedRequest, ids: Sequence[int]) -> TextOptions:
+        """What of the request's tokens is told as text, with what it echoes of a prompt's `ids`."""
+        if request.text.echo is None:
+            return request.text
+        return replace(request.text, echo=await self._echo(request, ids))
+
+    async def _echo(self, request: CheckedRequest, ids: Sequence[int]) -> str:
+        prompt = request.prompt
+        if prompt.messages is not None:
+            last = prompt.messages[-1]
+            return str(last["content"]) if last["role"] == "assistant" else ""
+        if prompt.text is not None and prompt.truncation is None:
+            return prompt.text
+        return await self._aside(self._tokenizer.decode, ids)
 
     async def sampling(self, request: CheckedRequest, ready: Ready) -> Sampling:
         """The request's settings, with the ids of its bad words.

@@ -27,6 +27,7 @@ from cadenza.wire.messages import (
     PoliciesAnswer,
     PoliciesState,
     Progress,
+    PromptScores,
     Ready,
     ResetPrefixCache,
     RowLogprobs,
@@ -61,6 +62,9 @@ class Row(Protocol):
 
     def on_preempted(self) -> None:
         """The row lost its seat."""
+
+    def on_prompt_scores(self, scores: PromptScores) -> None:
+        """Some tokens of its prompt are scored; all of them are before the row's first token."""
 
     def on_token(self, token: int, finished: int, logprobs: RowLogprobs | None) -> None:
         """One token, or an end (`wire.messages.Finished`), or both. Token -1 is none."""
@@ -330,6 +334,9 @@ class EngineClient(asyncio.Protocol):
         for request, cached_tokens in news.admitted:
             if row := rows.get(request):
                 self._tell(request, row, row.on_admitted, cached_tokens)
+        for scores in step.prompt_scores:
+            if row := rows.get(scores.request):
+                self._tell(scores.request, row, row.on_prompt_scores, scores)
         for index, (request, token, finished) in enumerate(news.tokens):
             row = rows.pop(request, None) if finished else rows.get(request)
             if row is not None:

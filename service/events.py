@@ -19,13 +19,15 @@ class FinishReason(Enum):
 class TokenLogprob:
     """One candidate token: its id, its text alone (lossy), its bytes, its log-probability.
 
-    The last is the model's own: before penalties, temperature and filters.
+    The last is the model's own: before penalties, temperature and filters. None: nothing comes
+    before the token, as it is the first of a prompt.
     """
 
     token_id: int
     text: str
     utf8: bytes
-    logprob: float
+    logprob: float | None
+    rank: int | None = None  # 1 is the most probable; None: nobody counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,23 @@ class Preempted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PromptScored:
+    """The prompt's own log-probabilities, before any output, for a request that wants them."""
+
+    logprobs: Sequence[PositionLogprobs]  # one a token of the prompt, made as they are looked at
+    first: int = 0  # index in the prompt of the first of them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Echo:
+    """What a choice begins with that is not its own: the prompt, for a request that wants it."""
+
+    choice: int
+    text: str
+    logprobs: Sequence[PositionLogprobs] = ()  # one a token, made as they are looked at
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
     """New output of one choice. `text` may be empty while a character or stop string is open."""
 
@@ -70,4 +89,4 @@ class Finished:
     completion_tokens: int
 
 
-Event: TypeAlias = Admitted | Preempted | Delta | Finished
+Event: TypeAlias = Admitted | Preempted | PromptScored | Echo | Delta | Finished

@@ -11,11 +11,12 @@ from types import TracebackType
 from cadenza.service.choice import Choice, TextOptions
 from cadenza.service.engine_client import EngineClient
 from cadenza.service.errors import DeadlineExceeded, GenerationFailed, RequestError
-from cadenza.service.events import Admitted, Event, FinishReason, Preempted
+from cadenza.service.events import Admitted, Event, FinishReason, Preempted, PromptScored
 from cadenza.service.metrics import RequestTimer
 from cadenza.service.queue import Places
+from cadenza.service.token_logprobs import PromptLogprobs
 from cadenza.service.tokenizer import Tokenizer
-from cadenza.wire.messages import Submit
+from cadenza.wire.messages import PromptScores, Submit
 
 # gRPC sends a timeout rounded up by at most 1% of it, while its client goes by the true one and
 # cancels. The constant is for the time that the request took to get here.
@@ -66,6 +67,8 @@ class Generation:
         self._choices: list[Choice] = []
         self._unseated: set[Choice] = set()
         self._notices: list[Event] = []
+        self._prompt_logprobs: PromptLogprobs | None = None
+        self._told_top: int | None = None  # of these, best tokens at each place, not yet told
         self._admitted = False
         self._failure: RequestError | None = None
         self._ended = False
@@ -95,9 +98,13 @@ class Generation:
         Raises:
             EngineUnavailable: the engine is dead.
         """
+        told = None
+        if (top := submits[0].sampling.prompt_logprobs) is not None:
+            told = self._prompt_logprobs = PromptLogprobs(tokenizer, self._prompt, top)
+        self._told_top = options.prompt_logprobs
         try:
             for index, number in enumerate(_numbers(submits)):
-                choice = Choice(index, number, self, tokenizer, self._prompt, options)
+                choice = Choice(index, number, self, tokenizer, self._prompt, options, told)
                 self._choices.append(choice)
                 self._unseated.add(choice)
             for submit in submits:
@@ -186,6 +193,10 @@ class Generation:
 
     def choice_changed(self, choice: Choice, *, sampled: bool) -> None:
         self._seat(choice)
+        if sampled and self._told_top is not None and self._prompt_logprobs is not None:
+            logprobs = self._prompt_logprobs.positions(self._told_top)
+            self._notices.append(PromptScored(logprobs=logprobs))
+            self._told_top = None
         if sampled:
             self._timer.token(choice.index)
         if choice.is_over and all(c.is_over for c in self._choices):
@@ -205,6 +216,10 @@ class Generation:
         self._timer.preempted()
         self._notices.append(Preempted(choice=choice.index))
         self._wake()
+
+    def choice_scored(self, scores: PromptScores) -> None:
+        if self._prompt_logprobs is not None:
+            self._prompt_logprobs.add(scores)
 
     def choice_failed(self, message: str, *, retryable: bool) -> None:
         if not self._ended:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -14,6 +15,7 @@ from typing import Any
 import msgspec
 
 from cadenza.service import tracing
+from cadenza.service.choice import TextOptions
 from cadenza.service.encoder import Encoder
 from cadenza.service.engine_client import EngineClient
 from cadenza.service.entrance import Entrance
@@ -43,6 +45,7 @@ class _Job:
     checked: CheckedRequest
     prompt: Sequence[int]
     sampling: Sampling
+    options: TextOptions
     max_tokens: int
     places: Places
     timer: RequestTimer
@@ -259,6 +262,7 @@ class Generator:
             checked=checked,
             prompt=prompt,
             sampling=await self._encoder.sampling(checked, ready),
+            options=await self._encoder.options(checked, prompt),
             max_tokens=_max_tokens(checked, len(prompt), ready.max_model_len),
             places=entry.places[index],
             timer=timer,
@@ -297,7 +301,7 @@ class Generator:
             job.timer.watch(partial(self._tracer.end, _traced(generation, job)))
         submits = self._submits(job, max_rows)
         checked = job.checked
-        generation.launch(submits, self.tokenizer, checked.text)
+        generation.launch(submits, self.tokenizer, job.options)
         subject = Subject(
             model=generation.model,
             tenant=checked.tenant,
@@ -311,6 +315,12 @@ class Generator:
     def _close(self, generation: Generation) -> None:
         self._open.discard(generation)
         self._timelines.end(generation.id)
+
+    def _salt(self, checked: CheckedRequest) -> str:
+        """Under a salt of its own a prompt finds nothing in the cache, and all of it is scored."""
+        if checked.sampling.prompt_logprobs is None:
+            return checked.cache_salt
+        return secrets.token_hex(self.limits.max_salt_chars)  # longer than any client's
 
     def _submits(self, job: _Job, max_rows: int) -> list[Submit]:
         """One message for all choices, or several where they are more than the engine has seats."""
@@ -326,7 +336,7 @@ class Generator:
             stop_token_ids=checked.stop_token_ids,
             ignore_eos=checked.ignore_eos,
             priority=checked.priority,
-            cache_salt=checked.cache_salt,
+            cache_salt=self._salt(checked),
             tenant=checked.tenant,
             ttft_target_s=checked.ttft_target_s,
             tpot_target_s=checked.tpot_target_s,

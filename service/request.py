@@ -43,8 +43,10 @@ class GenerationRequest:
     stop_token_ids: Sequence[int] | None = None
     include_stop_str_in_output: bool | None = None  # what ends a choice is part of its text
     skip_special_tokens: bool | None = None  # None: yes, they have no text
+    echo: bool | None = None  # the text begins with the prompt, or with what the assistant said
     ignore_eos: bool | None = None
     logprobs: int | None = None  # None: none; k: the sampled token's and the k best
+    prompt_logprobs: int | None = None  # the prompt's own: None: none; k: each token's and k best
     priority: int | None = None
     cache_salt: str | None = None
     tenant: str | None = None  # whom it counts for, as a gateway says

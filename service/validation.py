@@ -6,6 +6,8 @@ import secrets
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from cadenza.service import fields
 from cadenza.service.choice import TextOptions
 from cadenza.service.constraints import Ending, check_bad_words, check_min_tokens, constraints
@@ -57,16 +59,26 @@ def check(request: GenerationRequest, limits: Limits, engine: Ready) -> CheckedR
     Raises:
         InvalidRequest: names the first field that is wrong.
     """
-    max_tokens = _optional_integer(request.max_tokens, "max_tokens", 1, INT32)
+    echo = _flag(request, "echo", False)
+    logprobs = _optional_integer(request.logprobs, "logprobs", 0, limits.max_logprobs)
+    told = _optional_integer(request.prompt_logprobs, "prompt_logprobs", 0, limits.max_logprobs)
+    # A prompt alone may be what is asked about
+    least = 0 if echo or told is not None else 1
+    max_tokens = _optional_integer(request.max_tokens, "max_tokens", least, INT32)
     min_tokens = check_min_tokens(request.min_tokens, max_tokens)
     stop_token_ids = _stop_token_ids(request.stop_token_ids, limits, engine.vocab_size)
     ignore_eos = _flag(request, "ignore_eos", False)
     eos = () if ignore_eos else engine.eos_token_ids
     ending = Ending(token_ids={*stop_token_ids, *eos}, min_tokens=min_tokens)
+    echoed = logprobs if echo and request.messages is None else None
     return CheckedRequest(
         prompt=check_prompt(request, limits, engine, _least_room(max_tokens, min_tokens)),
-        max_tokens=max_tokens,
-        sampling=_sampling(request, limits, engine.vocab_size, ending),
+        max_tokens=None if max_tokens is None else max(1, max_tokens),  # the engine draws one
+        sampling=msgspec.structs.replace(
+            _sampling(request, limits, engine.vocab_size, ending),
+            logprobs=logprobs,
+            prompt_logprobs=_most(told, echoed),
+        ),
         bad_words=check_bad_words(request.bad_words, limits),
         num_choices=_default(_optional_integer(request.n, "n", 1, limits.max_choices), 1),
         text=TextOptions(
@@ -74,6 +86,10 @@ def check(request: GenerationRequest, limits: Limits, engine: Ready) -> CheckedR
             min_tokens=min_tokens,
             include_stop=_flag(request, "include_stop_str_in_output", False),
             skip_special_tokens=_flag(request, "skip_special_tokens", True),
+            echo="" if echo else None,  # the text itself comes with the ids
+            echoed_logprobs=echoed,
+            prompt_logprobs=told,
+            generates=max_tokens != 0,
         ),
         min_tokens=min_tokens,
         stop_token_ids=stop_token_ids,
@@ -106,9 +122,12 @@ def _sampling(
             1.0,
         ),
         seed=_seed(request.seed),
-        logprobs=_optional_integer(request.logprobs, "logprobs", 0, limits.max_logprobs),
         **constraints(request, limits, vocab_size, ending),
     )
+
+
+def _most(*wanted: int | None) -> int | None:
+    return max((number for number in wanted if number is not None), default=None)
 
 
 def _least_room(max_tokens: int | None, min_tokens: int) -> int:

@@ -63,10 +63,14 @@ def _generation() -> dict[str, Schema]:
     logprobs = nullable(
         told(
             tokens=items(TEXT),
-            token_logprobs=items(NUMBER),
-            top_logprobs=items(mapping(NUMBER)),
+            token_logprobs=items(nullable(NUMBER)),
+            top_logprobs=items(nullable(mapping(NUMBER))),
             text_offset=items(INTEGER),
         )
+    )
+    scored = told(logprob=NUMBER, rank=INTEGER, decoded_token=TEXT)
+    of_prompt = explained(
+        items(nullable(mapping(scored))), "By token id, where `prompt_logprobs` ask for it."
     )
     head = {"id": TEXT, "created": INTEGER, "model": TEXT}
     message = told(role=only("assistant"), content=TEXT, refusal={"type": "null"})
@@ -82,23 +86,36 @@ def _generation() -> dict[str, Schema]:
             total_tokens=INTEGER,
             prompt_tokens_details=told(cached_tokens=INTEGER),
         ),
-        "ChatCompletion": told(
-            **head,
-            object=only("chat.completion"),
-            choices=items(told(index=INTEGER, message=message, logprobs=chat_logprobs, **ends)),
-            usage=ref("Usage"),
+        "ChatCompletion": _perhaps(
+            told(
+                **head,
+                object=only("chat.completion"),
+                choices=items(told(index=INTEGER, message=message, logprobs=chat_logprobs, **ends)),
+                usage=ref("Usage"),
+            ),
+            prompt_logprobs=of_prompt,
         ),
         "ChatCompletionChunk": _chunk(head, "chat.completion.chunk", chat_part),
         "Completion": told(
             **head,
             object=only("text_completion"),
-            choices=items(told(index=INTEGER, text=TEXT, logprobs=logprobs, **ends)),
+            choices=items(
+                _perhaps(
+                    told(index=INTEGER, text=TEXT, logprobs=logprobs, **ends),
+                    prompt_logprobs=of_prompt,
+                )
+            ),
             usage=ref("Usage"),
         ),
         "CompletionChunk": _chunk(
             head, "text_completion", told(index=INTEGER, text=TEXT, logprobs=logprobs, **may_end)
         ),
     }
+
+
+def _perhaps(schema: Schema, **more: Schema) -> Schema:
+    """The object with further properties, which are not always told."""
+    return {**schema, "properties": {**schema["properties"], **more}}
 
 
 def _chunk(head: dict[str, Schema], kind: str, choice: Schema) -> Schema:

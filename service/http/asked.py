@@ -102,7 +102,9 @@ def asked(limits: Limits) -> dict[str, Schema]:
 def _common(limits: Limits) -> dict[str, Schema]:
     return {
         "model": explained(TEXT, "A served name; default: the first."),
-        "max_tokens": explained(integer(1, INT32), "At most what the context has room for."),
+        "max_tokens": explained(
+            integer(1, INT32), "At most what the context has room for; 0 beside `echo` alone."
+        ),
         "max_completion_tokens": explained(integer(1, INT32), "Goes before `max_tokens`."),
         "min_tokens": explained(integer(0, INT32), "Before which no choice ends by itself."),
         "temperature": number(0, MAX_TEMPERATURE, default=1),
@@ -132,6 +134,14 @@ def _common(limits: Limits) -> dict[str, Schema]:
         "stop_token_ids": items(_TOKEN, limits.max_stop_token_ids),
         "include_stop_str_in_output": {**FLAG, "default": False},
         "skip_special_tokens": {**FLAG, "default": True},
+        "echo": explained(
+            {**FLAG, "default": False},
+            "The text begins with the prompt; a chat's, with the assistant's last message.",
+        ),
+        "prompt_logprobs": explained(
+            integer(0, limits.max_logprobs),
+            "Log-probabilities of the prompt's tokens, and of the best so many; not in streams.",
+        ),
         "ignore_eos": {**FLAG, "default": False},
         "add_special_tokens": explained(
             FLAG, "What opens a prompt, such as BOS; default: for prompts, but not for chats."

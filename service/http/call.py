@@ -31,6 +31,8 @@ _SAMPLING = (
     "stop_token_ids",
     "include_stop_str_in_output",
     "skip_special_tokens",
+    "echo",
+    "prompt_logprobs",
     "ignore_eos",
     "add_special_tokens",
     "truncate_prompt_tokens",
@@ -73,6 +75,10 @@ def parse_call(
     if isinstance(shared["stop"], str):
         shared["stop"] = [shared["stop"]]
     stream = _flag(body, "stream")
+    if stream and shared["prompt_logprobs"] is not None:
+        raise InvalidRequest(
+            "prompt_logprobs are told only where the answer is not streamed.", "prompt_logprobs"
+        )
     include_usage, continuous_usage = _stream_options(body.get("stream_options"), stream)
     return Call(
         requests=[GenerationRequest(**shared, **prompt) for prompt in prompts],

@@ -9,7 +9,8 @@ from cadenza.service import fields
 from cadenza.service.errors import InvalidRequest
 from cadenza.service.events import Delta, Finished, PositionLogprobs, TokenLogprob
 from cadenza.service.http.call import Call, parse_call
-from cadenza.service.http.dialect import ChoiceState, floor
+from cadenza.service.http.dialect import ChoiceState
+from cadenza.service.http.logprobs import floor
 
 MAX_TOP_LOGPROBS = 20
 _TEMPLATE = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs")
@@ -21,6 +22,7 @@ class Chat:
     id_prefix = "chatcmpl-"
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
+    scores_choices = False
 
     def parse(self, body: Mapping[str, Any]) -> Call:
         if body.get("messages") is None:

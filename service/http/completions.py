@@ -8,7 +8,8 @@ from typing import Any
 from cadenza.service.errors import InvalidRequest
 from cadenza.service.events import Delta, Finished, PositionLogprobs
 from cadenza.service.http.call import Call, parse_call
-from cadenza.service.http.dialect import ChoiceState, floor
+from cadenza.service.http.dialect import ChoiceState
+from cadenza.service.http.logprobs import floor
 
 MAX_PROMPTS = 64
 _DEFAULT_MAX_TOKENS = 16  # OpenAI's
@@ -21,6 +22,7 @@ class Completions:
     id_prefix = "cmpl-"
     object = "text_completion"
     chunk_object = "text_completion"
+    scores_choices = True
 
     def parse(self, body: Mapping[str, Any]) -> Call:
         name = "max_tokens" if body.get("max_completion_tokens") is None else _NEWER_NAME
@@ -54,6 +56,8 @@ class Completions:
             whole["logprobs"] = {name: told.whole() for name, told in choice.logprobs.items()}
         whole["finish_reason"] = choice.finished.reason.value
         whole["stop_reason"] = choice.finished.stop_reason
+        if choice.prompt_logprobs is not None:
+            whole["prompt_logprobs"] = choice.prompt_logprobs
         return whole
 
 
@@ -114,7 +118,9 @@ def _logprobs(choice: ChoiceState, logprobs: Sequence[PositionLogprobs]) -> dict
     }
 
 
-def _best(position: PositionLogprobs) -> dict[str, float]:
+def _best(position: PositionLogprobs) -> dict[str, float | None] | None:
+    if position.sampled.logprob is None:
+        return None  # the first token of a prompt
     best = {token.text: floor(token.logprob) for token in reversed(position.top)}
     best.setdefault(position.sampled.text, floor(position.sampled.logprob))
     return best

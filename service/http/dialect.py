@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import msgspec
+
 from cadenza.service.events import Delta, Finished, PositionLogprobs
 from cadenza.service.http.call import Call
 from cadenza.service.http.logprobs import JsonList
@@ -22,6 +24,7 @@ class ChoiceState:
     texts: list[str] = field(default_factory=list)
     logprobs: defaultdict[str, JsonList] = field(default_factory=lambda: defaultdict(JsonList))
     finished: Finished | None = None
+    prompt_logprobs: msgspec.Raw | None = None  # of its prompt
 
 
 class Dialect(Protocol):
@@ -30,6 +33,7 @@ class Dialect(Protocol):
     id_prefix: str
     object: str  # of a whole answer
     chunk_object: str  # of a streamed one
+    scores_choices: bool  # whether each choice has its prompt's log-probabilities, or the answer
 
     def parse(self, body: Mapping[str, Any]) -> Call:
         """The call in a body. Raises InvalidRequest naming the field."""
@@ -54,11 +58,3 @@ class Dialect(Protocol):
     def whole(self, choice: ChoiceState) -> Mapping[str, Any]:
         """A choice of an answer that is not streamed."""
         ...
-
-
-MIN_LOGPROB = -9999.0  # JSON has no infinity; vLLM's floor
-
-
-def floor(logprob: float) -> float:
-    """The log-probability as JSON can carry it."""
-    return max(logprob, MIN_LOGPROB) if logprob == logprob else MIN_LOGPROB

@@ -11,7 +11,7 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from cadenza.service.errors import InvalidRequest, RequestError
-from cadenza.service.events import Delta, Event, Finished
+from cadenza.service.events import Delta, Event, Finished, PromptScored
 from cadenza.service.generation import Generation
 from cadenza.service.generator import Generator
 from cadenza.service.http.body import read_json
@@ -19,7 +19,7 @@ from cadenza.service.http.call import Call
 from cadenza.service.http.dialect import ChoiceState, Dialect
 from cadenza.service.http.disconnect import while_connected
 from cadenza.service.http.errors import JsonResponse, error_object, renamed
-from cadenza.service.http.logprobs import bounded, refuse_costly
+from cadenza.service.http.logprobs import bounded, prompt_logprobs, refuse_costly
 from cadenza.service.http.merge import merge
 from cadenza.service.http.sse import EventStream
 from cadenza.service.http.usage import usage
@@ -117,12 +117,25 @@ class Answer:
         async with aclosing(self._batches()) as batches:
             async for prompt, batch in batches:
                 for event in batch:
-                    self._keep(prompt, event)
-        return {
+                    if isinstance(event, PromptScored):
+                        await self._score(prompt, event)
+                    else:
+                        self._keep(prompt, event)
+        choices = list(self._choices.values())
+        whole = {
             **self._head(self._dialect.object),
-            "choices": [self._dialect.whole(choice) for choice in self._choices.values()],
+            "choices": [self._dialect.whole(choice) for choice in choices],
             "usage": self._usage(),
         }
+        if not self._dialect.scores_choices and choices[0].prompt_logprobs is not None:
+            whole["prompt_logprobs"] = choices[0].prompt_logprobs
+        return whole
+
+    async def _score(self, prompt: int, scored: PromptScored) -> None:
+        told = await prompt_logprobs(scored)
+        for (its_prompt, _), choice in self._choices.items():
+            if its_prompt == prompt:
+                choice.prompt_logprobs = told
 
     def _keep(self, prompt: int, event: Event) -> None:
         if isinstance(event, Delta):

@@ -11,11 +11,13 @@ from cadenza.service.detokenizer import encodable
 from cadenza.service.events import (
     Admitted,
     Delta,
+    Echo,
     Event,
     Finished,
     FinishReason,
     PositionLogprobs,
     Preempted,
+    PromptScored,
     TokenLogprob,
 )
 from cadenza.service.generation import Generation
@@ -52,6 +54,7 @@ def to_request(message: pb.GenerationInput) -> GenerationRequest:
         bad_words=message.bad_words or None,
         ignore_eos=message.ignore_eos,
         include_stop_str_in_output=message.include_stop_str_in_output,
+        echo=message.echo,
         **chat,
         **_present(message),
     )
@@ -126,6 +129,7 @@ _OPTIONAL = (
     "truncation_side",
     "add_special_tokens",
     "logprobs",
+    "prompt_logprobs",
     "priority",
     "cache_salt",
     "tenant",
@@ -169,6 +173,11 @@ def to_event(request_id: str, event: Event) -> pb.Event:
         case Admitted():
             admitted = pb.Admitted(cached_tokens=event.cached_tokens)
             return pb.Event(request_id=request_id, notice=pb.Notice(admitted=admitted))
+        case PromptScored():
+            scored = pb.PromptLogprobs(first=event.first, logprobs=map(_position, event.logprobs))
+            return pb.Event(request_id=request_id, prompt_logprobs=scored)
+        case Echo():
+            raise ValueError("an echo is sent in parts")
         case Preempted():
             preempted = pb.Preempted(choice=event.choice)
             return pb.Event(request_id=request_id, notice=pb.Notice(preempted=preempted))
@@ -180,19 +189,34 @@ def finished(request_id: str, usage: pb.Usage) -> pb.Event:
     return pb.Event(request_id=request_id, finished=pb.Finished(usage=usage))
 
 
-def parts(delta: Delta) -> Sequence[Delta]:
-    """`delta` in pieces of a size that may be sent; the first has the text."""
-    if len(delta.logprobs) <= _MAX_POSITIONS:
-        return [delta]
-    return [
-        Delta(
-            choice=delta.choice,
-            text="" if start else delta.text,
-            token_ids=delta.token_ids[start : start + _MAX_POSITIONS],
-            logprobs=delta.logprobs[start : start + _MAX_POSITIONS],
+def parts(event: Event) -> Iterator[Event]:
+    """`event` in pieces of a size that may be sent; the first has the text.
+
+    What an echo has of the prompt are deltas without ids.
+    """
+    match event:
+        case Echo():
+            yield from _parts(event, ())
+        case Delta():
+            yield from _parts(event, event.token_ids)
+        case PromptScored():
+            for start in range(0, len(event.logprobs), _MAX_POSITIONS):
+                part = event.logprobs[start : start + _MAX_POSITIONS]
+                yield PromptScored(first=start, logprobs=part)
+        case _:
+            yield event
+
+
+def _parts(told: Delta | Echo, token_ids: Sequence[int]) -> Iterator[Delta]:
+    num = len(told.logprobs)
+    for start in range(0, max(num, 1), _MAX_POSITIONS):
+        cut = slice(start, start + _MAX_POSITIONS)
+        yield Delta(
+            choice=told.choice,
+            text="" if start else told.text,
+            token_ids=token_ids[cut] if num else token_ids,
+            logprobs=told.logprobs[cut],
         )
-        for start in range(0, len(delta.token_ids), _MAX_POSITIONS)
-    ]
 
 
 def chunks(events: Iterable[pb.Event], limit: int = _CHUNK_BYTES) -> Iterator[list[pb.Event]]:
@@ -232,6 +256,7 @@ def _token_logprob(token: TokenLogprob) -> pb.TokenLogprob:
         text=encodable(token.text),
         utf8=token.utf8,
         logprob=token.logprob,
+        rank=token.rank,
     )
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import asyncio
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import replace
 
-from cadenza.service.events import Admitted, Delta, Event, Finished
+from cadenza.service.events import Admitted, Event, Finished
 from cadenza.service.generation import Generation
 from cadenza.service.generator import Generator
 from cadenza.service.rpc import codec
@@ -50,18 +51,25 @@ async def relay(
         yield [codec.accepted(request_id, generation)]
         usage = _Usage(generation)
         async for batch in generation:
-            yield _batch(request_id, batch, usage)
+            for index, events in enumerate(_batches(request_id, batch, usage)):
+                if index:
+                    await asyncio.sleep(0)  # others' turn
+                yield events
             if usage.final is not None:
                 return
     raise AssertionError("a generation ended before all of its choices did")
 
 
-def _batch(request_id: str, batch: list[Event], usage: _Usage) -> list[pb.Event]:
-    events = []
+def _batches(request_id: str, batch: list[Event], usage: _Usage) -> Iterator[list[pb.Event]]:
+    """All of a batch, in several lists where it has many log-probabilities."""
+    events: list[pb.Event] = []
     for event in batch:
         usage.add(event)
-        pieces = codec.parts(event) if isinstance(event, Delta) else [event]
-        events += [codec.to_event(request_id, piece) for piece in pieces]
+        for index, piece in enumerate(codec.parts(event)):
+            if index:
+                yield events
+                events = []
+            events.append(codec.to_event(request_id, piece))
     if (final := usage.final) is not None:
         events.append(codec.finished(request_id, final))
-    return events
+    yield events

@@ -30,8 +30,12 @@ def ask(server: Served, request: pytest.FixtureRequest) -> Iterator[Ask]:
         yield lambda **fields: ask_grpc(stub, {"text": PROMPT, **usual, **fields})
 
 
+def post(server: Served, path: str, body: dict[str, Any]) -> Any:
+    return httpx.post(f"{server.http}{path}", json=body, timeout=60).json()
+
+
 def ask_http(server: Served, body: dict[str, Any]) -> str:
-    answer = httpx.post(f"{server.http}/v1/completions", json=body).json()
+    answer = post(server, "/v1/completions", body)
     assert "choices" in answer, answer
     return str(answer["choices"][0]["text"])
 
@@ -92,7 +96,7 @@ def test_a_chat_goes_on_with_what_the_assistant_said(server: Served):
         {"role": "assistant", "content": "The capital of France is Par"},
     ]
     body = {"messages": turns, "continue_final_message": True, "temperature": 0, "max_tokens": 8}
-    answer = httpx.post(f"{server.http}/v1/chat/completions", json=body).json()
+    answer = post(server, "/v1/chat/completions", body)
 
     assert answer["choices"][0]["message"]["content"].startswith("is")
     chat = pb.Chat(messages=[pb.ChatMessage(**turn) for turn in turns], continue_final_message=True)
@@ -101,3 +105,29 @@ def test_a_chat_goes_on_with_what_the_assistant_said(server: Served):
             GenerationServiceStub(channel), {"chat": chat, "temperature": 0, "max_tokens": 8}
         )
     assert said == answer["choices"][0]["message"]["content"]
+
+
+def test_a_prompt_is_scored_as_the_model_would_have_continued_it(server: Served):
+    """What is echoed has the log-probabilities that generating it had, cached or not."""
+    said = {"prompt": PROMPT, "temperature": 0, "max_tokens": 12, "logprobs": 3}
+    [first] = post(server, "/v1/completions", said)["choices"]
+    again = {"prompt": PROMPT + first["text"], "echo": True, "logprobs": 3, "max_tokens": 0}
+    for _ in range(2):
+        [scored] = post(server, "/v1/completions", again)["choices"]
+
+        assert scored["text"] == PROMPT + first["text"]
+        assert scored["logprobs"]["tokens"][-12:] == first["logprobs"]["tokens"]
+        assert scored["logprobs"]["token_logprobs"][-12:] == first["logprobs"]["token_logprobs"]
+        assert scored["logprobs"]["top_logprobs"][-12:] == first["logprobs"]["top_logprobs"]
+        assert scored["logprobs"]["token_logprobs"][0] is None
+
+
+def test_ranks_of_a_greedy_answer_are_one(server: Served):
+    said = {"prompt": PROMPT, "temperature": 0, "max_tokens": 12}
+    [first] = post(server, "/v1/completions", said)["choices"]
+    body = {"prompt": PROMPT + first["text"], "prompt_logprobs": 0, "max_tokens": 0}
+    [scored] = post(server, "/v1/completions", body)["choices"]
+
+    assert scored["prompt_logprobs"][0] is None
+    ranks = [own["rank"] for entry in scored["prompt_logprobs"][-12:] for own in entry.values()]
+    assert ranks == [1] * 12

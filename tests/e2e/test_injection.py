@@ -161,9 +161,16 @@ class Poisoner:
         self._blocks[: self._pool.num_blocks] = torch.nan
         self._blocks[self._nan_block] = torch.nan
         self._poisoned = set(range(self._pool.num_blocks))
+        # By copy and place in its prompt: what was told of the token there, as bytes
+        self.scores: dict[int, dict[int, tuple[bytes, ...]]] = {}
 
     def execute(self, plan: StepPlan) -> StepOutcome:
         outcome = self._runner.execute(plan)
+        for request, first, *arrays in outcome.prompt_scores:
+            known = self.scores.setdefault(request // 10, {})
+            for place, told in enumerate(zip(*arrays, strict=True), start=first):
+                score = tuple(value.tobytes() for value in told)
+                assert known.setdefault(place, score) == score, "two scores of one token"
         unheld, published = self._pool.references == 0, self._pool.index.names != 0
         free = set(np.flatnonzero(unheld & ~published).tolist())
         for block in free - self._poisoned:
@@ -197,7 +204,8 @@ class Play:
         }
         self._demo = demo
         self.driver, self._recorder = demo.drive(Profile(OVER_COMMIT), **{**usual, **limits})
-        self.driver.runner = Poisoner(self._recorder, demo, self.driver.scheduler)
+        self.poisoner = Poisoner(self._recorder, demo, self.driver.scheduler)
+        self.driver.runner = self.poisoner
         self.requests: list[range] = []  # of each copy, one a choice
         self.cases: list[Case] = []
         self.passes: list[int] = []
@@ -495,6 +503,40 @@ def test_a_disturbance_changes_no_token(
         check(play, request)
     drawn = {play.drawn[index] for index, case in enumerate(cases) if case.n == 3}
     assert not drawn or drawn & {0, 3}, "nobody was disturbed just before or after choices part"
+
+
+SCORED = Sampling(temperature=0.9, seed=17, prompt_logprobs=2)
+SCORED_CASES = [
+    Case(sampling=SCORED, prompt_tokens=22, is_chunked=True),
+    Case(sampling=SCORED, prompt_tokens=22, is_chunked=True, n=3, is_cached=True),
+    Case(sampling=SCORED, prompt_tokens=22, is_chunked=True),
+    Case(sampling=SCORED, prompt_tokens=22, is_chunked=True, is_cached=True),
+    Case(sampling=GREEDY, prompt_tokens=12),
+]
+
+
+@pytest.fixture(scope="module")
+def scored(demo: DemoModel) -> Play:
+    """Nobody is disturbed."""
+    return Play(demo, SCORED_CASES).run()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.extra] * (name not in ("swap", "recompute")))
+        for name in DISTURBANCES
+    ],
+)
+def test_a_disturbance_changes_no_score_of_a_prompt(demo: DemoModel, scored: Play, name: str):
+    """Whether it comes amid the prompt or later; every token is scored, in chunks or again."""
+    play = Play(demo, SCORED_CASES).run(DISTURBANCES[name].act)
+
+    assert play.poisoner.scores == scored.poisoner.scores
+    assert sorted(play.poisoner.scores) == [0, 1, 2, 3]
+    assert all([*places] == [*range(1, 22)] for places in scored.poisoner.scores.values())
+    for index in range(len(SCORED_CASES)):
+        assert play.choices(index) == scored.choices(index)
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from cadenza.wire.messages import (
     PoliciesAnswer,
     PoliciesState,
     PolicyConfig,
+    PromptScores,
     Ready,
     ReleasePolicy,
     ResetPrefixCache,
@@ -173,6 +174,7 @@ class FakeEngine(asyncio.Protocol):
             self._decide("preempted", request, swapped=False)
         late = self._expire()
         rows = [*late, *self.running.values()]
+        scores = self._score()
         columns = [(-1, Finished.DEADLINE)] * len(late)
         columns += [self._advance(row) for row in rows[len(late) :]]
         self.send(
@@ -186,6 +188,7 @@ class FakeEngine(asyncio.Protocol):
                     for index, row in enumerate(rows)
                     if _wants(row) and row not in late
                 ),
+                prompt_scores=scores,
                 admitted=_int64(admitted),
                 admitted_cached=pack_ids([self.cached_tokens] * len(admitted)),
                 preempted=_int64(self.preempted),
@@ -196,6 +199,21 @@ class FakeEngine(asyncio.Protocol):
             )
         )
         self.preempted = []
+
+    def _score(self) -> tuple[PromptScores, ...]:
+        """All prompts that want it, before their first tokens, in two parts."""
+        scores: list[PromptScores] = []
+        for row in self.running.values():
+            top, num = row.submit.sampling.prompt_logprobs, len(row.submit.prompt) // 4
+            if top is None or row.emitted:
+                continue
+            half = (num + 1) // 2
+            scores += [
+                _prompt_scores(row.submit.request, first, last, top)
+                for first, last in ((1, half), (half, num))
+                if 0 < first < last
+            ]
+        return tuple(scores)
 
     def _decide(self, kind: str, request: int, **facts: bool | int | float | str) -> None:
         self.decisions.append(Decision(kind, request, 0, time.monotonic(), facts))
@@ -357,6 +375,19 @@ def _logprobs(index: int, row: FakeRow) -> RowLogprobs:
     count = row.submit.sampling.logprobs or 0
     best = np.array([-0.25, *[-np.inf] * (count - 1)][:count], dtype="<f4")
     return RowLogprobs(index, -0.5, pack_ids(range(count)), best.tobytes())
+
+
+def _prompt_scores(request: int, first: int, last: int, top: int) -> PromptScores:
+    """The token at `i` of a prompt has -i and the rank i, the best are tokens 0, 1, 2, ..."""
+    places = range(first, last)
+    return PromptScores(
+        request=request,
+        first=first,
+        logprobs=np.array([-i for i in places], dtype="<f4").tobytes(),
+        ranks=pack_ids(places),
+        top_ids=pack_ids(list(range(top)) * len(places)),
+        top_logprobs=np.array([-0.5] * top * len(places), dtype="<f4").tobytes(),
+    )
 
 
 def _int64(values: Sequence[int]) -> bytes:

@@ -63,7 +63,17 @@ FRONT_TO_ENGINE = [
         prompt=b"\1\0\0\0",
         max_tokens=5,
         sampling=Sampling(
-            presence_penalty=-0.5, frequency_penalty=1.5, repetition_penalty=1.25, logprobs=2
+            presence_penalty=-0.5,
+            frequency_penalty=1.5,
+            repetition_penalty=1.25,
+            logprobs=2,
+            prompt_logprobs=0,
+            bias_ids=b"\1\0\0\0",
+            biases=b"\0\0\0\0",
+            allowed_ids=b"\2\0\0\0",
+            bad_words=((1,), (2, 3)),
+            min_tokens=4,
+            ending_ids=(5, 6),
         ),
         credit=6,
         deadline_s=12.5,

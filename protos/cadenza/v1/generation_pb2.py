@@ -26,7 +26,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x63\x61\x64\x65nza/v1/generation.proto\x12\ncadenza.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1cgoogle/protobuf/struct.proto\"=\n\x0fGenerateRequest\x12*\n\x05input\x18\x01 \x01(\x0b\x32\x1b.cadenza.v1.GenerationInput\"5\n\x10GenerateResponse\x12!\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x11.cadenza.v1.Event\"f\n\x0eSessionRequest\x12$\n\x06submit\x18\x01 \x01(\x0b\x32\x12.cadenza.v1.SubmitH\x00\x12$\n\x06\x63\x61ncel\x18\x02 \x01(\x0b\x32\x12.cadenza.v1.CancelH\x00\x42\x08\n\x06\x61\x63tion\"4\n\x0fSessionResponse\x12!\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x11.cadenza.v1.Event\"H\n\x06Submit\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12*\n\x05input\x18\x02 \x01(\x0b\x32\x1b.cadenza.v1.GenerationInput\"\x1c\n\x06\x43\x61ncel\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\xfd\t\n\x0fGenerationInput\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12)\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x14.cadenza.v1.TokenIdsH\x00\x12 \n\x04\x63hat\x18\x04 \x01(\x0b\x32\x10.cadenza.v1.ChatH\x00\x12\x0e\n\x01n\x18\x05 \x01(\x05H\x01\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x06 \x01(\x05H\x02\x88\x01\x01\x12\x18\n\x0btemperature\x18\x07 \x01(\x01H\x03\x88\x01\x01\x12\x12\n\x05top_p\x18\x08 \x01(\x01H\x04\x88\x01\x01\x12\x12\n\x05top_k\x18\t \x01(\x05H\x05\x88\x01\x01\x12\x12\n\x05min_p\x18\n \x01(\x01H\x06\x88\x01\x01\x12\x11\n\x04seed\x18\x0b \x01(\x03H\x07\x88\x01\x01\x12\x0c\n\x04stop\x18\x0c \x03(\t\x12\x16\n\x0estop_token_ids\x18\r \x03(\r\x12\x12\n\nignore_eos\x18\x0e \x01(\x08\x12\x15\n\x08logprobs\x18\x0f \x01(\x05H\x08\x88\x01\x01\x12\x15\n\x08priority\x18\x10 \x01(\x05H\t\x88\x01\x01\x12\x17\n\ncache_salt\x18\x11 \x01(\tH\n\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x12 \x01(\x01H\x0b\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x13 \x01(\x01H\x0c\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x14 \x01(\x01H\r\x88\x01\x01\x12\x13\n\x06tenant\x18\x15 \x01(\tH\x0e\x88\x01\x01\x12\x1a\n\rttft_target_s\x18\x16 \x01(\x01H\x0f\x88\x01\x01\x12\x1a\n\rtpot_target_s\x18\x17 \x01(\x01H\x10\x88\x01\x01\x12>\n\nlogit_bias\x18\x18 \x03(\x0b\x32*.cadenza.v1.GenerationInput.LogitBiasEntry\x12\x19\n\x11\x61llowed_token_ids\x18\x19 \x03(\r\x12\x11\n\tbad_words\x18\x1a \x03(\t\x12\x17\n\nmin_tokens\x18\x1b \x01(\x05H\x11\x88\x01\x01\x12\"\n\x1ainclude_stop_str_in_output\x18\x1c \x01(\x08\x12 \n\x13skip_special_tokens\x18\x1d \x01(\x08H\x12\x88\x01\x01\x12#\n\x16truncate_prompt_tokens\x18\x1e \x01(\x05H\x13\x88\x01\x01\x12\x1c\n\x0ftruncation_side\x18\x1f \x01(\tH\x14\x88\x01\x01\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18  \x01(\x08H\x15\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x08\n\x06promptB\x04\n\x02_nB\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x07\n\x05_seedB\x0b\n\t_logprobsB\x0b\n\t_priorityB\r\n\x0b_cache_saltB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\t\n\x07_tenantB\x10\n\x0e_ttft_target_sB\x10\n\x0e_tpot_target_sB\r\n\x0b_min_tokensB\x16\n\x14_skip_special_tokensB\x19\n\x17_truncate_prompt_tokensB\x12\n\x10_truncation_sideB\x15\n\x13_add_special_tokens\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xc6\x01\n\x04\x43hat\x12)\n\x08messages\x18\x01 \x03(\x0b\x32\x17.cadenza.v1.ChatMessage\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x02 \x01(\x08H\x00\x88\x01\x01\x12\x1e\n\x16\x63ontinue_final_message\x18\x03 \x01(\x08\x12\x35\n\x14\x63hat_template_kwargs\x18\x04 \x01(\x0b\x32\x17.google.protobuf.StructB\x18\n\x16_add_generation_prompt\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\xa1\x02\n\x05\x45vent\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12(\n\x08\x61\x63\x63\x65pted\x18\x02 \x01(\x0b\x32\x14.cadenza.v1.AcceptedH\x00\x12$\n\x06notice\x18\x03 \x01(\x0b\x32\x12.cadenza.v1.NoticeH\x00\x12$\n\x06tokens\x18\x04 \x01(\x0b\x32\x12.cadenza.v1.TokensH\x00\x12\x35\n\x0f\x63hoice_finished\x18\x05 \x01(\x0b\x32\x1a.cadenza.v1.ChoiceFinishedH\x00\x12(\n\x08\x66inished\x18\x06 \x01(\x0b\x32\x14.cadenza.v1.FinishedH\x00\x12$\n\x06\x66\x61iled\x18\x07 \x01(\x0b\x32\x12.cadenza.v1.FailedH\x00\x42\x07\n\x05\x65vent\"Q\n\x08\x41\x63\x63\x65pted\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\x12\x13\n\x0bnum_choices\x18\x04 \x01(\r\"h\n\x06Notice\x12(\n\x08\x61\x64mitted\x18\x01 \x01(\x0b\x32\x14.cadenza.v1.AdmittedH\x00\x12*\n\tpreempted\x18\x02 \x01(\x0b\x32\x15.cadenza.v1.PreemptedH\x00\x42\x08\n\x06notice\"!\n\x08\x41\x64mitted\x12\x15\n\rcached_tokens\x18\x01 \x01(\r\"\x1b\n\tPreempted\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\"i\n\x06Tokens\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12.\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1c.cadenza.v1.PositionLogprobs\"d\n\x10PositionLogprobs\x12)\n\x07sampled\x18\x01 \x01(\x0b\x32\x18.cadenza.v1.TokenLogprob\x12%\n\x03top\x18\x02 \x03(\x0b\x32\x18.cadenza.v1.TokenLogprob\"M\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x0c\n\x04utf8\x18\x03 \x01(\x0c\x12\x0f\n\x07logprob\x18\x04 \x01(\x02\"\xa4\x01\n\x0e\x43hoiceFinished\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12(\n\x06reason\x18\x02 \x01(\x0e\x32\x18.cadenza.v1.FinishReason\x12\x15\n\x0bstop_string\x18\x03 \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x04 \x01(\rH\x00\x12\x19\n\x11\x63ompletion_tokens\x18\x05 \x01(\rB\r\n\x0bstop_reason\",\n\x08\x46inished\x12 \n\x05usage\x18\x01 \x01(\x0b\x32\x11.cadenza.v1.Usage\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"y\n\x06\x46\x61iled\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05\x66ield\x18\x03 \x01(\t\x12\x11\n\tretryable\x18\x04 \x01(\x08\x12.\n\x0bretry_after\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\xa4\x01\n\x11GenerationService\x12G\n\x08Generate\x12\x1b.cadenza.v1.GenerateRequest\x1a\x1c.cadenza.v1.GenerateResponse0\x01\x12\x46\n\x07Session\x12\x1a.cadenza.v1.SessionRequest\x1a\x1b.cadenza.v1.SessionResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x63\x61\x64\x65nza/v1/generation.proto\x12\ncadenza.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1cgoogle/protobuf/struct.proto\"=\n\x0fGenerateRequest\x12*\n\x05input\x18\x01 \x01(\x0b\x32\x1b.cadenza.v1.GenerationInput\"5\n\x10GenerateResponse\x12!\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x11.cadenza.v1.Event\"f\n\x0eSessionRequest\x12$\n\x06submit\x18\x01 \x01(\x0b\x32\x12.cadenza.v1.SubmitH\x00\x12$\n\x06\x63\x61ncel\x18\x02 \x01(\x0b\x32\x12.cadenza.v1.CancelH\x00\x42\x08\n\x06\x61\x63tion\"4\n\x0fSessionResponse\x12!\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x11.cadenza.v1.Event\"H\n\x06Submit\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12*\n\x05input\x18\x02 \x01(\x0b\x32\x1b.cadenza.v1.GenerationInput\"\x1c\n\x06\x43\x61ncel\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\xbd\n\n\x0fGenerationInput\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12)\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x14.cadenza.v1.TokenIdsH\x00\x12 \n\x04\x63hat\x18\x04 \x01(\x0b\x32\x10.cadenza.v1.ChatH\x00\x12\x0e\n\x01n\x18\x05 \x01(\x05H\x01\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x06 \x01(\x05H\x02\x88\x01\x01\x12\x18\n\x0btemperature\x18\x07 \x01(\x01H\x03\x88\x01\x01\x12\x12\n\x05top_p\x18\x08 \x01(\x01H\x04\x88\x01\x01\x12\x12\n\x05top_k\x18\t \x01(\x05H\x05\x88\x01\x01\x12\x12\n\x05min_p\x18\n \x01(\x01H\x06\x88\x01\x01\x12\x11\n\x04seed\x18\x0b \x01(\x03H\x07\x88\x01\x01\x12\x0c\n\x04stop\x18\x0c \x03(\t\x12\x16\n\x0estop_token_ids\x18\r \x03(\r\x12\x12\n\nignore_eos\x18\x0e \x01(\x08\x12\x15\n\x08logprobs\x18\x0f \x01(\x05H\x08\x88\x01\x01\x12\x15\n\x08priority\x18\x10 \x01(\x05H\t\x88\x01\x01\x12\x17\n\ncache_salt\x18\x11 \x01(\tH\n\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x12 \x01(\x01H\x0b\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x13 \x01(\x01H\x0c\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x14 \x01(\x01H\r\x88\x01\x01\x12\x13\n\x06tenant\x18\x15 \x01(\tH\x0e\x88\x01\x01\x12\x1a\n\rttft_target_s\x18\x16 \x01(\x01H\x0f\x88\x01\x01\x12\x1a\n\rtpot_target_s\x18\x17 \x01(\x01H\x10\x88\x01\x01\x12>\n\nlogit_bias\x18\x18 \x03(\x0b\x32*.cadenza.v1.GenerationInput.LogitBiasEntry\x12\x19\n\x11\x61llowed_token_ids\x18\x19 \x03(\r\x12\x11\n\tbad_words\x18\x1a \x03(\t\x12\x17\n\nmin_tokens\x18\x1b \x01(\x05H\x11\x88\x01\x01\x12\"\n\x1ainclude_stop_str_in_output\x18\x1c \x01(\x08\x12 \n\x13skip_special_tokens\x18\x1d \x01(\x08H\x12\x88\x01\x01\x12#\n\x16truncate_prompt_tokens\x18\x1e \x01(\x05H\x13\x88\x01\x01\x12\x1c\n\x0ftruncation_side\x18\x1f \x01(\tH\x14\x88\x01\x01\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18  \x01(\x08H\x15\x88\x01\x01\x12\x0c\n\x04\x65\x63ho\x18! \x01(\x08\x12\x1c\n\x0fprompt_logprobs\x18\" \x01(\x05H\x16\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x08\n\x06promptB\x04\n\x02_nB\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x07\n\x05_seedB\x0b\n\t_logprobsB\x0b\n\t_priorityB\r\n\x0b_cache_saltB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\t\n\x07_tenantB\x10\n\x0e_ttft_target_sB\x10\n\x0e_tpot_target_sB\r\n\x0b_min_tokensB\x16\n\x14_skip_special_tokensB\x19\n\x17_truncate_prompt_tokensB\x12\n\x10_truncation_sideB\x15\n\x13_add_special_tokensB\x12\n\x10_prompt_logprobs\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xc6\x01\n\x04\x43hat\x12)\n\x08messages\x18\x01 \x03(\x0b\x32\x17.cadenza.v1.ChatMessage\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x02 \x01(\x08H\x00\x88\x01\x01\x12\x1e\n\x16\x63ontinue_final_message\x18\x03 \x01(\x08\x12\x35\n\x14\x63hat_template_kwargs\x18\x04 \x01(\x0b\x32\x17.google.protobuf.StructB\x18\n\x16_add_generation_prompt\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\xd8\x02\n\x05\x45vent\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12(\n\x08\x61\x63\x63\x65pted\x18\x02 \x01(\x0b\x32\x14.cadenza.v1.AcceptedH\x00\x12$\n\x06notice\x18\x03 \x01(\x0b\x32\x12.cadenza.v1.NoticeH\x00\x12$\n\x06tokens\x18\x04 \x01(\x0b\x32\x12.cadenza.v1.TokensH\x00\x12\x35\n\x0f\x63hoice_finished\x18\x05 \x01(\x0b\x32\x1a.cadenza.v1.ChoiceFinishedH\x00\x12(\n\x08\x66inished\x18\x06 \x01(\x0b\x32\x14.cadenza.v1.FinishedH\x00\x12$\n\x06\x66\x61iled\x18\x07 \x01(\x0b\x32\x12.cadenza.v1.FailedH\x00\x12\x35\n\x0fprompt_logprobs\x18\x08 \x01(\x0b\x32\x1a.cadenza.v1.PromptLogprobsH\x00\x42\x07\n\x05\x65vent\"Q\n\x08\x41\x63\x63\x65pted\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\x12\x13\n\x0bnum_choices\x18\x04 \x01(\r\"h\n\x06Notice\x12(\n\x08\x61\x64mitted\x18\x01 \x01(\x0b\x32\x14.cadenza.v1.AdmittedH\x00\x12*\n\tpreempted\x18\x02 \x01(\x0b\x32\x15.cadenza.v1.PreemptedH\x00\x42\x08\n\x06notice\"!\n\x08\x41\x64mitted\x12\x15\n\rcached_tokens\x18\x01 \x01(\r\"\x1b\n\tPreempted\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\"i\n\x06Tokens\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12.\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1c.cadenza.v1.PositionLogprobs\"O\n\x0ePromptLogprobs\x12\r\n\x05\x66irst\x18\x01 \x01(\r\x12.\n\x08logprobs\x18\x02 \x03(\x0b\x32\x1c.cadenza.v1.PositionLogprobs\"d\n\x10PositionLogprobs\x12)\n\x07sampled\x18\x01 \x01(\x0b\x32\x18.cadenza.v1.TokenLogprob\x12%\n\x03top\x18\x02 \x03(\x0b\x32\x18.cadenza.v1.TokenLogprob\"z\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x0c\n\x04utf8\x18\x03 \x01(\x0c\x12\x14\n\x07logprob\x18\x04 \x01(\x02H\x00\x88\x01\x01\x12\x11\n\x04rank\x18\x05 \x01(\rH\x01\x88\x01\x01\x42\n\n\x08_logprobB\x07\n\x05_rank\"\xa4\x01\n\x0e\x43hoiceFinished\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12(\n\x06reason\x18\x02 \x01(\x0e\x32\x18.cadenza.v1.FinishReason\x12\x15\n\x0bstop_string\x18\x03 \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x04 \x01(\rH\x00\x12\x19\n\x11\x63ompletion_tokens\x18\x05 \x01(\rB\r\n\x0bstop_reason\",\n\x08\x46inished\x12 \n\x05usage\x18\x01 \x01(\x0b\x32\x11.cadenza.v1.Usage\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"y\n\x06\x46\x61iled\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05\x66ield\x18\x03 \x01(\t\x12\x11\n\tretryable\x18\x04 \x01(\x08\x12.\n\x0bretry_after\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\xa4\x01\n\x11GenerationService\x12G\n\x08Generate\x12\x1b.cadenza.v1.GenerateRequest\x1a\x1c.cadenza.v1.GenerateResponse0\x01\x12\x46\n\x07Session\x12\x1a.cadenza.v1.SessionRequest\x1a\x1b.cadenza.v1.SessionResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,8 +35,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_GENERATIONINPUT_LOGITBIASENTRY']._loaded_options = None
   _globals['_GENERATIONINPUT_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_FINISHREASON']._serialized_start=3288
-  _globals['_FINISHREASON']._serialized_end=3383
+  _globals['_FINISHREASON']._serialized_start=3533
+  _globals['_FINISHREASON']._serialized_end=3628
   _globals['_GENERATEREQUEST']._serialized_start=105
   _globals['_GENERATEREQUEST']._serialized_end=166
   _globals['_GENERATERESPONSE']._serialized_start=168
@@ -50,39 +50,41 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CANCEL']._serialized_start=455
   _globals['_CANCEL']._serialized_end=483
   _globals['_GENERATIONINPUT']._serialized_start=486
-  _globals['_GENERATIONINPUT']._serialized_end=1763
-  _globals['_GENERATIONINPUT_LOGITBIASENTRY']._serialized_start=1366
-  _globals['_GENERATIONINPUT_LOGITBIASENTRY']._serialized_end=1414
-  _globals['_TOKENIDS']._serialized_start=1765
-  _globals['_TOKENIDS']._serialized_end=1788
-  _globals['_CHAT']._serialized_start=1791
-  _globals['_CHAT']._serialized_end=1989
-  _globals['_CHATMESSAGE']._serialized_start=1991
-  _globals['_CHATMESSAGE']._serialized_end=2035
-  _globals['_EVENT']._serialized_start=2038
-  _globals['_EVENT']._serialized_end=2327
-  _globals['_ACCEPTED']._serialized_start=2329
-  _globals['_ACCEPTED']._serialized_end=2410
-  _globals['_NOTICE']._serialized_start=2412
-  _globals['_NOTICE']._serialized_end=2516
-  _globals['_ADMITTED']._serialized_start=2518
-  _globals['_ADMITTED']._serialized_end=2551
-  _globals['_PREEMPTED']._serialized_start=2553
-  _globals['_PREEMPTED']._serialized_end=2580
-  _globals['_TOKENS']._serialized_start=2582
-  _globals['_TOKENS']._serialized_end=2687
-  _globals['_POSITIONLOGPROBS']._serialized_start=2689
-  _globals['_POSITIONLOGPROBS']._serialized_end=2789
-  _globals['_TOKENLOGPROB']._serialized_start=2791
-  _globals['_TOKENLOGPROB']._serialized_end=2868
-  _globals['_CHOICEFINISHED']._serialized_start=2871
-  _globals['_CHOICEFINISHED']._serialized_end=3035
-  _globals['_FINISHED']._serialized_start=3037
-  _globals['_FINISHED']._serialized_end=3081
-  _globals['_USAGE']._serialized_start=3083
-  _globals['_USAGE']._serialized_end=3163
-  _globals['_FAILED']._serialized_start=3165
-  _globals['_FAILED']._serialized_end=3286
-  _globals['_GENERATIONSERVICE']._serialized_start=3386
-  _globals['_GENERATIONSERVICE']._serialized_end=3550
+  _globals['_GENERATIONINPUT']._serialized_end=1827
+  _globals['_GENERATIONINPUT_LOGITBIASENTRY']._serialized_start=1410
+  _globals['_GENERATIONINPUT_LOGITBIASENTRY']._serialized_end=1458
+  _globals['_TOKENIDS']._serialized_start=1829
+  _globals['_TOKENIDS']._serialized_end=1852
+  _globals['_CHAT']._serialized_start=1855
+  _globals['_CHAT']._serialized_end=2053
+  _globals['_CHATMESSAGE']._serialized_start=2055
+  _globals['_CHATMESSAGE']._serialized_end=2099
+  _globals['_EVENT']._serialized_start=2102
+  _globals['_EVENT']._serialized_end=2446
+  _globals['_ACCEPTED']._serialized_start=2448
+  _globals['_ACCEPTED']._serialized_end=2529
+  _globals['_NOTICE']._serialized_start=2531
+  _globals['_NOTICE']._serialized_end=2635
+  _globals['_ADMITTED']._serialized_start=2637
+  _globals['_ADMITTED']._serialized_end=2670
+  _globals['_PREEMPTED']._serialized_start=2672
+  _globals['_PREEMPTED']._serialized_end=2699
+  _globals['_TOKENS']._serialized_start=2701
+  _globals['_TOKENS']._serialized_end=2806
+  _globals['_PROMPTLOGPROBS']._serialized_start=2808
+  _globals['_PROMPTLOGPROBS']._serialized_end=2887
+  _globals['_POSITIONLOGPROBS']._serialized_start=2889
+  _globals['_POSITIONLOGPROBS']._serialized_end=2989
+  _globals['_TOKENLOGPROB']._serialized_start=2991
+  _globals['_TOKENLOGPROB']._serialized_end=3113
+  _globals['_CHOICEFINISHED']._serialized_start=3116
+  _globals['_CHOICEFINISHED']._serialized_end=3280
+  _globals['_FINISHED']._serialized_start=3282
+  _globals['_FINISHED']._serialized_end=3326
+  _globals['_USAGE']._serialized_start=3328
+  _globals['_USAGE']._serialized_end=3408
+  _globals['_FAILED']._serialized_start=3410
+  _globals['_FAILED']._serialized_end=3531
+  _globals['_GENERATIONSERVICE']._serialized_start=3631
+  _globals['_GENERATIONSERVICE']._serialized_end=3795
 # @@protoc_insertion_point(module_scope)

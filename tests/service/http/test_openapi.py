@@ -202,6 +202,7 @@ def test_bodies_that_lack_what_is_required_are_refused(run, serve: OpenServed):
         (CHAT, {**NEEDED[CHAT], "stream_options": {"include_usage": True}}),
         (COMPLETIONS, {"prompt": "x", "stream_options": {"include_usage": True}, "logprobs": 0}),
         (COMPLETIONS, {"prompt": "x"}),
+        (COMPLETIONS, {"prompt": "xyz", "echo": True, "logprobs": 2}),
     ],
 )
 def test_every_event_is_as_the_document_says(run, serve: OpenServed, path: str, body: Any):
@@ -225,6 +226,9 @@ def test_every_page_is_as_the_document_says(run, serve: OpenServed):
             name = (await served.http.post(CHAT, json=body)).json()["id"]
             body = {**NEEDED[COMPLETIONS], "logprobs": 2, "max_tokens": 2, "stop": "1"}
             await served.http.post(COMPLETIONS, json=body)
+            for path in (CHAT, COMPLETIONS):
+                scoring = {**NEEDED[path], "echo": True, "prompt_logprobs": 2, "max_tokens": 1}
+                await served.http.post(path, json=scoring)
             told = (await documented(served)).told["paths"]
             for path, methods in told.items():
                 for method in methods:

@@ -67,7 +67,8 @@ BAD_SAMPLING = {
     "skip_special_tokens": [0, "no"],
     "truncate_prompt_tokens": [0, -2, 256, 1.0, "5", True],
     "truncation_side": ["middle", 5, ["left"]],
-    "prompt_logprobs": [0, -1],
+    "prompt_logprobs": [-1, 21, 10**9, True, "1", 1.0],
+    "echo": [1, "yes", []],
     "model": ["nope", "", 5],
     "stream_options": [5, {"include_usage": "yes"}],
 }
@@ -140,7 +141,6 @@ BAD_COMPLETIONS = {
     "logprobs": [-1, 21, 10**9, True, "1"],
     "top_logprobs": [3, "x"],
     "max_completion_tokens": [0, "x", 10**9],
-    "echo": [True],
     "suffix": ["x"],
 }
 

@@ -44,7 +44,7 @@ READY = Ready(
 
 def test_what_the_client_left_out_is_left_to_the_defaults():
     assert codec.to_request(pb.GenerationInput()) == GenerationRequest(
-        ignore_eos=False, include_stop_str_in_output=False
+        ignore_eos=False, include_stop_str_in_output=False, echo=False
     )
 
 
@@ -80,6 +80,8 @@ def test_every_field_reaches_the_request():
         truncate_prompt_tokens=-1,
         truncation_side="right",
         add_special_tokens=False,
+        echo=True,
+        prompt_logprobs=0,
     )
     unset = {field.name for field in message.DESCRIPTOR.fields} - {
         field.name for field, _ in message.ListFields()
@@ -117,6 +119,8 @@ def test_every_field_reaches_the_request():
         truncate_prompt_tokens=-1,
         truncation_side="right",
         add_special_tokens=False,
+        echo=True,
+        prompt_logprobs=0,
     )
 
 
@@ -332,7 +336,7 @@ def test_the_parts_of_a_delta_join_to_the_whole(num_tokens):
         for token in range(num_tokens)
     ]
     delta = Delta(choice=2, text="text", token_ids=list(range(num_tokens)), logprobs=positions)
-    parts = codec.parts(delta)
+    parts = list(codec.parts(delta))
 
     assert {part.choice for part in parts} == {2}
     assert "".join(part.text for part in parts) == "text"

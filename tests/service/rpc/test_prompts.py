@@ -1,0 +1,110 @@
+"""The prompt in a gRPC answer, with the real generator between it and a fake engine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+
+from cadenza.service.rpc import GrpcServer
+from cadenza.v1 import generation_pb2 as pb
+from cadenza.v1.generation_pb2_grpc import GenerationServiceStub
+
+
+@pytest.fixture
+def serve_front(open_front):
+    """`async with serve_front() as (front, stub)`: a server that is stopped at the end."""
+
+    @asynccontextmanager
+    async def served(**settings: object) -> AsyncIterator[tuple[Any, GenerationServiceStub]]:
+        async with open_front(**settings) as front:
+            server = GrpcServer(front.generator, port=0)
+            port = await server.start()
+            try:
+                async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+                    yield front, GenerationServiceStub(channel)
+            finally:
+                await server.stop(0)
+
+    return served
+
+
+async def ask(stub: GenerationServiceStub, **fields: Any) -> list[pb.Event]:
+    call = stub.Generate(pb.GenerateRequest(input=pb.GenerationInput(**fields)))
+    return [event async for response in call for event in response.events]
+
+
+def of_kind(events: list[pb.Event], kind: str) -> list[Any]:
+    return [getattr(event, kind) for event in events if event.HasField(kind)]
+
+
+def ids(*tokens: int) -> pb.TokenIds:
+    return pb.TokenIds(ids=tokens)
+
+
+def test_a_prompt_is_echoed_with_its_logprobs_and_counts_as_no_output(run, serve_front):
+    async def main():
+        async with serve_front(max_model_len=1000) as (front, stub):
+            num = 300  # more than one event may have
+            events = await ask(stub, token_ids=ids(*[5] * num), echo=True, logprobs=1, max_tokens=2)
+            tokens = of_kind(events, "tokens")
+
+            text = front.tokenizer.decode([5] * num)
+            assert "".join(part.text for part in tokens).startswith(text)
+            assert sum(len(part.token_ids) for part in tokens) == 2
+            positions = [position for part in tokens for position in part.logprobs]
+            assert len(positions) == num + 2
+            assert not positions[0].sampled.HasField("logprob")
+            told = [position.sampled.logprob for position in positions[1:num]]
+            assert told == [-float(place) for place in range(1, num)]
+            assert [position.sampled.rank for position in positions[1:num]] == [*range(1, num)]
+            assert not positions[num].sampled.HasField("rank")
+            assert events[-1].finished.usage.completion_tokens == 2
+
+    run(main())
+
+
+def test_prompt_logprobs_come_once_before_all_tokens(run, serve_front):
+    async def main():
+        async with serve_front(max_model_len=1000) as (_, stub):
+            num = 300
+            events = await ask(
+                stub, token_ids=ids(*[7] * num), prompt_logprobs=2, max_tokens=1, n=2
+            )
+            kinds = [event.WhichOneof("event") for event in events]
+            scored = [
+                event.prompt_logprobs for event in events if event.HasField("prompt_logprobs")
+            ]
+
+            assert kinds.index("tokens") > max(
+                place for place, kind in enumerate(kinds) if kind == "prompt_logprobs"
+            )
+            assert [part.first for part in scored] == [0, 256]
+            positions = [position for part in scored for position in part.logprobs]
+            assert len(positions) == num
+            assert not positions[0].top
+            assert [token.rank for token in positions[-1].top] == [1, 2]
+            assert math.isclose(positions[-1].sampled.logprob, -(num - 1))
+
+    run(main())
+
+
+def test_a_prompt_is_scored_alone(run, serve_front):
+    async def main():
+        async with serve_front() as (_, stub):
+            events = await ask(stub, token_ids=ids(9, 8, 7), prompt_logprobs=0, max_tokens=0)
+            kinds = [event.WhichOneof("event") for event in events]
+
+            assert "tokens" not in kinds
+            [scored] = [
+                event.prompt_logprobs for event in events if event.HasField("prompt_logprobs")
+            ]
+            assert len(scored.logprobs) == 3
+            [end] = of_kind(events, "choice_finished")
+            assert (end.reason, end.completion_tokens) == (pb.FINISH_REASON_LENGTH, 0)
+
+    run(main())
