@@ -57,7 +57,10 @@ def explain(name: str, plugins_dir: Path | None) -> int:
     if name not in catalog.policies:
         raise UsageError(unknown("policy", name, sorted(catalog.policies), "policies"))
     found = catalog.policies[name]
-    options = [_option(option) for option in options_of(found.cls)]
+    try:
+        options = [_option(option) for option in options_of(found.cls)]
+    except ProfileError as error:
+        raise UsageError(f"policy {name!r}: {error}") from error
     lines = [f"{name}, from {_source(found)}", ""]
     lines += [inspect.getdoc(found.cls) or "It has no description.", ""]
     lines += ["Hooks:", *(f"  {_hook(hook, name)}" for hook in hooks_of(found.cls))]
@@ -115,10 +118,10 @@ def _is_module(name: str) -> bool:
 def _faults_in_use(name: str, catalog: Catalog) -> tuple[str, ...]:
     """What goes wrong when a profile chooses this policy for all that it does."""
     cls = catalog.policies[name].cls
-    if any(option.is_required for option in options_of(cls)):
-        return ()  # nobody can build it without knowing them
     decisions = [hook for hook in hooks_of(cls) if hook in SHORT]
     try:
+        if any(option.is_required for option in options_of(cls)):
+            return ()  # nobody can build it without knowing them
         Profile(dict.fromkeys(decisions or [OBSERVER], name), catalog.classes)
     except ProfileError as error:
         return error.faults

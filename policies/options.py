@@ -27,13 +27,17 @@ class Option:
 
 
 def options_of(cls: type) -> tuple[Option, ...]:
-    """The options that a policy class takes, in their order; none if it has no `Options`."""
+    """The options that a policy class takes, in their order; none if it has no `Options`.
+
+    Raises:
+        ProfileError: an annotation cannot be read, or a default cannot be made.
+    """
     options = getattr(cls, "Options", None)
     if options is None:
         return ()
     hints = _hints(options)
     return tuple(
-        Option(name=field.name, type=_spelt(hints[field.name]), default=_default(field))
+        Option(name=field.name, type=_spelt(hints[field.name]), default=_default(options, field))
         for field in dataclasses.fields(options)
         if field.init
     )
@@ -88,7 +92,7 @@ def _read(
         raise ProfileError(*faults)
     try:
         built: object = options(**values)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ProfileError(f"policy {policy!r} refuses its options: {said(error)}") from error
     return built
 
@@ -102,10 +106,15 @@ def _hints(options: type) -> dict[str, Any]:
         ) from error
 
 
-def _default(field: dataclasses.Field[Any]) -> Any:
-    if field.default_factory is not dataclasses.MISSING:
+def _default(options: type, field: dataclasses.Field[Any]) -> Any:
+    if field.default_factory is dataclasses.MISSING:
+        return field.default
+    try:
         return field.default_factory()
-    return field.default
+    except (Exception, SystemExit) as error:
+        raise ProfileError(
+            f"the default of {options.__qualname__}.{field.name} cannot be made: {said(error)}"
+        ) from error
 
 
 def _spelt(hint: Any) -> str:

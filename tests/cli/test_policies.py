@@ -335,3 +335,55 @@ def test_a_hook_that_is_none_is_told(capsys):
     with pytest.raises(SystemExit):
         main(("policies", "hooks", "order_admission"))
     assert "did you mean 'order_admissions'?" in capsys.readouterr().err
+
+
+BAD_OPTIONS = """
+import dataclasses
+from cadenza.policies import hookimpl
+
+
+def fail():
+    raise SystemExit("no default")
+
+
+class Mine:
+    name = "mine"
+
+    @dataclasses.dataclass(frozen=True)
+    class Options:
+        {field}
+
+    def __init__(self, options):
+        pass
+
+    @hookimpl
+    def order_admissions(self, waiting):
+        return None
+"""
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        ("a: int = dataclasses.field(default_factory=fail)", "cannot be made: no default"),
+        ("a: 'Nothing' = 3", "cannot be read: name 'Nothing' is not defined"),
+        ("a: int = 3\n        def __post_init__(self): fail()", "refuses its options: no default"),
+    ],
+)
+def test_options_that_fail_are_told(capsys, tmp_path: Path, field: str, message: str):
+    (tmp_path / "mine.py").write_text(BAD_OPTIONS.format(field=field))
+    flags = ("--plugins-dir", str(tmp_path))
+    told = []
+    for command in (
+        ("check", str(tmp_path)),
+        ("list", "--policy", "order=mine", *flags),
+        ("show", "mine", *flags),
+    ):
+        with pytest.raises(SystemExit):
+            main(("policies", *command))
+        captured = capsys.readouterr()
+        told.append(captured.out + captured.err)
+
+    assert message in told[0]
+    assert message in told[1]
+    assert "refuses" in message or message in told[2]
