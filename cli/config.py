@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pydantic
+from cyclopts import Parameter
 from pydantic.fields import FieldInfo
 
 from cadenza.cli.errors import UsageError
@@ -29,6 +30,14 @@ DEFAULT = "default"
 _OTHER_VARIABLES = frozenset({"CADENZA_PLUGINS", "CADENZA_TRACE_PLUGINS", FILE_VARIABLE})
 _MAX_FILE_BYTES = 1 << 20
 _FIELDS = ServeOptions.model_fields
+# Every name of an option, as of flags but with _, and its field
+_NAMES = {
+    flag.removeprefix("--").replace("-", "_"): name
+    for name, field in _FIELDS.items()
+    for each in field.metadata
+    if isinstance(each, Parameter)
+    for flag in each.name or ()
+} | {name: name for name in _FIELDS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +80,8 @@ def resolve(
             given[name], sources[name] = value, f"{name} in {file}"
     for name, variable in _variables():
         if value := environment.get(variable):
+            if sources.get(name, "").startswith(PREFIX):
+                raise UsageError(f"{sources[name]} and {variable} are the same option")
             given[name], sources[name] = _split(name, value), variable
     for name in flags.model_fields_set:
         given[name], sources[name] = getattr(flags, name), flag_of(name)
@@ -83,10 +94,12 @@ def resolve(
 
 
 def schema() -> dict[str, Any]:
-    """JSON Schema of the YAML file."""
+    """JSON Schema of the YAML file, with names as they are written with `_`."""
     whole = ServeOptions.model_json_schema()
-    for name in SECRETS:
-        del whole["properties"][name]
+    known = whole["properties"]
+    whole["properties"] = {
+        spelling: known[name] for spelling, name in _NAMES.items() if name not in SECRETS
+    }
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **whole,
@@ -149,8 +162,9 @@ def _range(field: FieldInfo) -> str:
 
 
 def _variables() -> Iterator[tuple[str, str]]:
-    for name in _FIELDS:
-        yield name, PREFIX + name.upper()
+    """Fields, and what may set them; a field with two names has two."""
+    for spelling, name in _NAMES.items():
+        yield name, PREFIX + spelling.upper()
 
 
 def _split(name: str, value: str) -> str | list[str]:
@@ -189,10 +203,11 @@ def _of_file(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path} must hold options, such as `port: 8000`")
     options = {}
     for key, value in content.items():
-        name = str(key).replace("-", "_")
+        spelling = str(key).replace("-", "_")
+        _refuse_key(path, spelling)
+        name = _NAMES[spelling]
         if name in options:
             raise UsageError(f"{path} has {name} twice")
-        _refuse_key(path, name)
         if value is not None:
             options[name] = value
     return options
@@ -202,8 +217,8 @@ def _refuse_key(path: Path, name: str) -> None:
     if name in SECRETS:
         variable = PREFIX + name.upper()
         raise UsageError(f"{path} has {name}, which belongs into {variable}, not into a file")
-    if name not in _FIELDS:
-        near = difflib.get_close_matches(name, _FIELDS, 1)
+    if name not in _NAMES:
+        near = difflib.get_close_matches(name, _NAMES, 1)
         raise UsageError(
             f"{path} has {name}, which is no option"
             + (f"; did you mean {near[0]}?" if near else "")

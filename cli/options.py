@@ -180,7 +180,11 @@ class ServeOptions(PolicyOptions):
     kv_cache_memory_bytes: Annotated[int, Memory, Positive] = 1 << 30
     """Memory for the KV cache."""
 
-    swap_space: Annotated[float, Memory, Gibibytes] = 0.5
+    swap_space: Annotated[
+        float,
+        Parameter(name=["--swap-space", "--kv-offloading-size"], group="Memory and batching"),
+        Gibibytes,
+    ] = 0.5
     """GiB of host memory for the KV blocks of preempted requests; 0: they are recomputed."""
 
     max_num_seqs: Annotated[int, Memory, Seats] = 64

@@ -118,6 +118,29 @@ def test_every_option_can_be_a_variable_or_stand_in_a_file(file: Path):
     assert told == values | dict.fromkeys(SECRETS)
 
 
+def test_every_name_of_an_option_is_known_everywhere(capsys, file: Path):
+    file.write_text("num-blocks: 7\nkv_offloading_size: 0.25\n")
+    variables = {"CADENZA_NUM_BLOCKS": "8", "CADENZA_KV_OFFLOADING_SIZE": "0.5"}
+
+    for options, blocks, gibibytes in (
+        (resolve(ServeOptions(), file, {}).options, 7, 0.25),
+        (resolve(ServeOptions(), None, variables).options, 8, 0.5),
+    ):
+        assert (options.num_gpu_blocks_override, options.swap_space) == (blocks, gibibytes)
+    flags = ("--num-blocks", "9", "--kv-offloading-size", "2", "--json")
+    told = json.loads(output_of(capsys, "config", "show", *flags))
+    assert (told["num_gpu_blocks_override"]["value"], told["swap_space"]["value"]) == (9, 2.0)
+
+
+def test_two_names_of_one_option_are_told(file: Path):
+    file.write_text("num-blocks: 7\nnum_gpu_blocks_override: 7\n")
+    with pytest.raises(UsageError, match="has num_gpu_blocks_override twice"):
+        resolve(ServeOptions(), file, {})
+    variables = {"CADENZA_NUM_BLOCKS": "8", "CADENZA_NUM_GPU_BLOCKS_OVERRIDE": "8"}
+    with pytest.raises(UsageError, match="are the same option"):
+        resolve(ServeOptions(), None, variables)
+
+
 def test_one_value_may_stand_for_several(file: Path):
     file.write_text("served-model-name: alone\nmax_model_len:\n")
 
@@ -250,7 +273,8 @@ def test_the_schema_is_that_of_the_file(capsys):
     told = json.loads(output_of(capsys, "config", "schema"))
 
     assert told == schema()
-    assert told["properties"].keys() == ServeOptions.model_fields.keys() - SECRETS
+    others = {"num_blocks", "kv_offloading_size"}
+    assert told["properties"].keys() == ServeOptions.model_fields.keys() - SECRETS | others
     assert told["additionalProperties"] is False
     port = told["properties"]["port"]
     assert (port["minimum"], port["maximum"], port["default"]) == (0, 65535, 8000)
