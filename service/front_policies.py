@@ -22,6 +22,7 @@ from cadenza.wire.messages import HookUse
 from cadenza.wire.policies import Comparison, HookFaults, ProfileState, ShadowState
 
 _REFILL = 0.5  # of the time that goes by, for all policies together
+_SHADOW_REFILL = 0.1  # besides, for those of a shadow
 
 
 class FrontPolicies:
@@ -69,7 +70,7 @@ class FrontPolicies:
                 timer=self._timer,
                 guard=self._guard,
                 budget_s=SHADOW_BUDGET_S,
-                refill=_REFILL,
+                refill=_SHADOW_REFILL,
                 log=structlog.get_logger(__name__, shadow=True),
             )
             self._shadow = Shadow(profile, runner)

@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,9 @@ from cadenza.policies.builtin import BUILTIN
 from cadenza.policies.hook_guard import SignalGuard
 from cadenza.policies.profile import Profile
 from cadenza.policies.runner import STRIKES
+from cadenza.policies.warm_up import made_up_views
 from cadenza.service.errors import Overloaded, QuotaExceeded
+from cadenza.service.front_policies import FrontPolicies
 from cadenza.service.http.metrics import Exporter
 from cadenza.service.http.traffic import Traffic
 from cadenza.service.request import GenerationRequest
@@ -296,3 +299,29 @@ def test_faults_and_quarantines_of_both_processes_are_in_one_family(run, open_fr
             assert f'cadenza:policy_faults_total{{model_name="tiny"}} {3 + STRIKES}.0' in text
 
     run(main())
+
+
+def test_a_shadow_has_a_tenth_of_the_time_at_most():
+    """Ten arrivals, 10 ms apart; the shadow's gate takes 4 ms whenever it is asked."""
+    now_s = 0.0
+
+    class Slow:
+        @hookimpl
+        def gate_arrivals(self) -> None:
+            nonlocal now_s
+            now_s += 0.004
+
+    policies = FrontPolicies(timer=lambda: now_s)
+    policies.shadow(Profile({"gate_arrivals": "slow"}, {**BUILTIN, "slow": Slow}))
+    views = made_up_views()
+    for index in range(10):
+        now_s = 0.010 * index
+        service = replace(views["service"], step_id=index, now_s=now_s)
+        policies.decisions.gate_arrivals(views["arrivals"], service)
+
+    assert policies.shadow_state is not None
+    gates = policies.shadow_state.comparisons[0]
+    assert gates.hook == "gate_arrivals"
+    assert 1 <= gates.asked - gates.unanswered <= 4
+    assert policies.shadow(None) is not None
+    assert policies.shadow_state is None
