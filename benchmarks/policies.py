@@ -1,8 +1,9 @@
 """How much longer streams stand still under hostile policies, by what these do and where.
 
-A server of the demo model, a few long streams, and bursts of short requests that come and go. Each
-case is a window with policies that have no opinion, and one in which they turn hostile, are found
-out and quarantined. What counts is the largest gap between two tokens of a stream in either; the
+Three processes: the front (the real HTTP application on uvloop), the real engine's loop with its
+scheduler, but a model that only takes its time, and clients: some long streams, and bursts of short
+requests. Their policies have no opinion in one window, and turn hostile in the next, until all are
+found out. What counts is the largest gap between two tokens of a stream in either window; the
 difference should stay below twice the budget that policies have in a step.
 """
 
@@ -11,188 +12,244 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import re
-import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import httpx
+import uvloop
 
 sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 from machine import heading
 
+from cadenza.checkpoints.locate import locate
+from cadenza.engine.channel import Channel, ChannelClosed
+from cadenza.engine.loop import EngineLoop
+from cadenza.engine.policies import EnginePolicies, library_of
 from cadenza.policies.contract import ENGINE_HOOKS, FRONT_HOOKS, OBSERVERS
+from cadenza.policies.hook_guard import SignalGuard
 from cadenza.policies.profile import OBSERVER
 from cadenza.policies.runner import BUDGET_S
+from cadenza.scheduler.config import SchedulerConfig
+from cadenza.scheduler.plan import StepOutcome, StepPlan
+from cadenza.scheduler.scheduler import Scheduler
+from cadenza.service.engine_client import EngineClient
+from cadenza.service.engine_process import start_engine
+from cadenza.service.front_policies import FrontPolicies
+from cadenza.service.generator import Generator
+from cadenza.service.http import HttpServer, build_app
+from cadenza.service.limits import Limits
+from cadenza.service.tokenizer import Tokenizer, load_tokenizer
+from cadenza.testing import FakeRunner
+from cadenza.wire.logging import configure_logging
+from cadenza.wire.messages import DescribePolicies, PoliciesState, PolicyConfig, Ready
 from tests.policies.hostile import KINDS, HostileModule, policy_of
 
-COMMAND = (sys.executable, "-P", "-m", "cadenza.cli")
-LIMITS = ("--max-num-seqs", "8", "--max-model-len", "2048", "--max-num-queued-reqs", "2")
+ROLE = (sys.executable, "-P", __file__)
 
 STREAMS = 4
-BURST = 4  # requests at once, more than find room
-BURST_EVERY_S = 0.1
-ROUNDS = 3
-ONE_S, ALL_S = 1.5, 5.0  # a window, for one hook and for all of them: each has to fail three times
+BURST = 4  # requests at once, more than find room in the queue
+BURST_EVERY_S = 0.05
+STEP_S = 0.010
+ROUNDS_S = 1.0, 4.0  # a window, for one hook and for all of them: each has to fail three times
 
-SIDES = {
-    "engine, one hook": (["plan_budget"], ONE_S),
-    "engine, all hooks": (ENGINE_HOOKS, ALL_S),
-    "front, one hook": (["gate_arrivals"], ONE_S),
-    "front, all hooks": (FRONT_HOOKS, ONE_S),
+LIMITS = SchedulerConfig(
+    num_blocks=1024,
+    block_size=16,
+    max_model_len=4096,
+    max_num_seqs=8,
+    max_num_batched_tokens=256,
+    eos_token_ids=frozenset({0}),
+)
+
+SIDES: dict[str, tuple[Sequence[str], float]] = {
+    "engine, one hook": (["plan_budget"], ROUNDS_S[0]),
+    "engine, all hooks": (ENGINE_HOOKS, ROUNDS_S[1]),
+    "front, one hook": (["gate_arrivals"], ROUNDS_S[0]),
+    "front, all hooks": (FRONT_HOOKS, ROUNDS_S[0]),
 }
 
 
-class Streams:
-    """Clients of a service, and when each token came."""
+class SlowRunner(FakeRunner):
+    """Takes as long as a forward pass, and computes nothing meanwhile."""
+
+    def execute(self, plan: StepPlan) -> StepOutcome:
+        due_s = time.perf_counter() + STEP_S
+        outcome = super().execute(plan)
+        time.sleep(max(0.0, due_s - time.perf_counter()))
+        return outcome
+
+
+def config_in(folder: str) -> PolicyConfig:
+    """All hooks have hostile policies."""
+    hooks = (*ENGINE_HOOKS, *FRONT_HOOKS)
+    chosen = {hook: (policy_of(hook),) for hook in hooks if hook not in OBSERVERS}
+    chosen[OBSERVER] = tuple(policy_of(hook) for hook in hooks if hook in OBSERVERS)
+    return PolicyConfig(chosen=chosen, plugins_dir=folder)
+
+
+def run_engine(folder: str, fd: str) -> None:
+    configure_logging("critical")
+    channel = Channel(socket.socket(fileno=int(fd)))
+    with SignalGuard() as guard, contextlib.suppress(ChannelClosed):
+        policies = EnginePolicies(config_in(folder), guard=guard)
+        scheduler = Scheduler(LIMITS, policies.decisions)
+        channel.send(
+            Ready(
+                max_model_len=LIMITS.max_model_len,
+                vocab_size=49_152,
+                eos_token_ids=(0,),
+                num_blocks=LIMITS.num_blocks,
+                num_host_blocks=0,
+                block_size=LIMITS.block_size,
+                max_num_seqs=LIMITS.max_num_seqs,
+                max_num_batched_tokens=LIMITS.max_num_batched_tokens,
+                device="none",
+                dtype="none",
+                load_s=0.0,
+            )
+        )
+        runner = SlowRunner(LIMITS.num_blocks, LIMITS.block_size)
+        EngineLoop(channel, scheduler, runner, {}, policies).run()
+
+
+class Clients:
+    """Long streams, bursts of short requests, and when each token came."""
 
     def __init__(self, port: int) -> None:
         self._port = port
-        self._times: list[list[float]] = []
+        self._times: list[list[float]] = [[] for _ in range(STREAMS)]
 
-    async def read_for_ever(self) -> None:
-        while True:
-            times: list[float] = []
-            self._times.append(times)
-            reader, writer = await self._post("Once upon a time", 2000)
-            with contextlib.suppress(asyncio.IncompleteReadError):
-                while True:
-                    await reader.readuntil(b"\n\n")
-                    times.append(time.perf_counter())
-            writer.close()
+    async def measure(self, module: HostileModule, kind: str, side: str) -> dict[str, float]:
+        """Milliseconds of the largest gap without and with hostile policies."""
+        hooks, window_s = SIDES[side]
+        tasks = [asyncio.create_task(self._read(times)) for times in self._times]
+        while not all(self._times):  # noqa: ASYNC110 - nothing is measured here
+            await asyncio.sleep(0.01)
+        tasks.append(asyncio.create_task(self._come_and_go()))
+        without_s = await self._largest_gap(window_s)
+        module.arm(kind, hooks)
+        with_s = await self._largest_gap(window_s)
+        for task in tasks:
+            task.cancel()
+        return {
+            "without_ms": round(1e3 * without_s, 1),
+            "with_ms": round(1e3 * with_s, 1),
+            "extra_ms": round(1e3 * (with_s - without_s), 1),
+        }
 
-    async def come_and_go(self) -> None:
+    async def _largest_gap(self, window_s: float) -> float:
+        start_s = time.perf_counter()
+        await asyncio.sleep(window_s)
+        windows = [[each for each in times if each >= start_s] for times in self._times]
+        return max(later - earlier for window in windows for earlier, later in pairwise(window))
+
+    async def _read(self, times: list[float]) -> None:
+        reader = await self._post("Once", 4000)
         while True:
-            await asyncio.gather(*[self._ask() for _ in range(BURST)])
+            await reader.readuntil(b"\n\n")
+            times.append(time.perf_counter())
+
+    async def _come_and_go(self) -> None:
+        while True:
+            readers = await asyncio.gather(*[self._post("Hello", 2) for _ in range(BURST)])
+            await asyncio.gather(*[reader.read() for reader in readers])
             await asyncio.sleep(BURST_EVERY_S)
 
-    async def until_all_stream(self) -> None:
-        while sum(len(times) > 5 for times in self._times) < STREAMS:  # noqa: ASYNC110
-            await asyncio.sleep(0.1)
-
-    async def largest_gap_in(self, seconds: float) -> float:
-        start_s = time.perf_counter()
-        await asyncio.sleep(seconds)
-        gaps = [
-            later - earlier
-            for times in self._times
-            for earlier, later in pairwise(times)
-            if earlier >= start_s
-        ]
-        return max(gaps)
-
-    async def _ask(self) -> None:
-        reader, writer = await self._post("Hello", 1)
-        await reader.read()
-        writer.close()
-
-    async def _post(
-        self, prompt: str, max_tokens: int
-    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _post(self, prompt: str, max_tokens: int) -> asyncio.StreamReader:
         reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
         body = {"prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True, "stream": True}
         data = json.dumps(body).encode()
         head = "POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n"
         writer.write(f"{head}content-length: {len(data)}\r\n\r\n".encode() + data)
         await writer.drain()
-        return reader, writer
+        reader.connection = writer  # type: ignore[attr-defined] # a writer let go of closes
+        return reader
 
 
-@contextlib.contextmanager
-def server(folder: Path) -> Iterator[str]:
-    """Its address. All hooks have hostile policies."""
-    flags = [f"--plugins-dir={folder}", "--log-level=error"]
-    flags += [
-        f"--policy={OBSERVER if hook in OBSERVERS else hook}={policy_of(hook)}"
-        for hook in (*ENGINE_HOOKS, *FRONT_HOOKS)
-    ]
-    process = subprocess.Popen(
-        [*COMMAND, "serve", "demo", "--port=0", "--grpc-port=0", *LIMITS, *flags],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,  # quarantines, which are no news here
-        text=True,
+def run_clients(folder: str, port: str, kind: str, side: str) -> None:
+    module = HostileModule(Path(folder))
+    print(json.dumps(uvloop.run(Clients(int(port)).measure(module, kind, side))))
+
+
+@contextlib.asynccontextmanager
+async def front(
+    tokenizer: Tokenizer, folder: str, guard: SignalGuard
+) -> AsyncIterator[tuple[Generator, EngineClient, int]]:
+    """A front that serves: its generator, its engine and its HTTP port."""
+    config = config_in(folder)
+    process = start_engine((*ROLE, "engine", folder))
+    engine = await EngineClient.connect(process.connection)
+    await engine.ready()
+    profile = library_of(config).profile(config.chosen, {})
+    policies = FrontPolicies(profile, guard=guard, timer=time.monotonic)
+    limits = Limits(max_queued=STREAMS)
+    generator = Generator(
+        engine, tokenizer, model_names=("demo",), limits=limits, policies=policies
     )
-    assert process.stdout is not None
-    banner = ""
+    listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
+    http = HttpServer(build_app(generator), [listener], graceful_s=1)
+    serving = asyncio.create_task(http.serve())
     try:
-        while "Stop with Ctrl-C." not in banner:
-            line = process.stdout.readline()
-            assert line, banner
-            banner += line
-        yield re.findall(r"HTTP (http://\S+)/v1", banner)[0]
+        yield generator, engine, listener.getsockname()[1]
     finally:
-        process.send_signal(signal.SIGINT)
-        process.send_signal(signal.SIGINT)
-        process.wait()
+        http.stop()
+        await serving
+        listener.close()
+        engine.close()
+        generator.close()
+        await process.stop()
 
 
-class Bench:
-    """One server, and what its operator does."""
-
-    def __init__(self, url: str, module: HostileModule, streams: Streams) -> None:
-        self._module, self._streams = module, streams
-        self._client = httpx.AsyncClient(base_url=url, timeout=60)
-
-    async def measure(self, kind: str, hooks: Any, seconds: float) -> dict[str, float]:
-        """Milliseconds of the largest gap in all rounds, without and with hostile policies."""
-        without_s = with_s = 0.0
-        found_out: set[str] = set()
-        for _ in range(ROUNDS):
-            without_s = max(without_s, await self._streams.largest_gap_in(seconds))
-            self._module.arm(kind, hooks)
-            with_s = max(with_s, await self._streams.largest_gap_in(seconds))
-            report = (await self._client.get("/v1/policies")).json()["live"]
-            found_out |= {*report["quarantined"]}
-            self._module.disarm()
-            for hook in hooks:
-                answer = await self._client.post(f"/v1/policies/{policy_of(hook)}/release")
-                answer.raise_for_status()
-        return {
-            "without_ms": round(1e3 * without_s, 1),
-            "with_ms": round(1e3 * with_s, 1),
-            "extra_ms": round(1e3 * (with_s - without_s), 1),
-            "quarantined": len(found_out),
-        }
+async def measure(tokenizer: Tokenizer, side: str, kind: str) -> dict[str, Any]:
+    """One case, on a service of its own."""
+    with tempfile.TemporaryDirectory() as folder, SignalGuard() as guard:
+        HostileModule(Path(folder))
+        async with front(tokenizer, folder, guard) as (generator, engine, port):
+            clients = await asyncio.create_subprocess_exec(
+                *ROLE, "clients", folder, str(port), kind, side, stdout=subprocess.PIPE
+            )
+            told, _ = await clients.communicate()
+            state = await engine.ask(DescribePolicies)
+            assert isinstance(state, PoliciesState)
+            out = {*generator.policies.quarantined, *state.live.quarantined}
+            return {"side": side, "kind": kind, **json.loads(told), "quarantined": len(out)}
 
 
-async def measure_all(url: str, module: HostileModule) -> list[dict[str, Any]]:
-    streams = Streams(int(url.rsplit(":", 1)[1]))
-    tasks = [asyncio.create_task(streams.read_for_ever()) for _ in range(STREAMS)]
-    tasks.append(asyncio.create_task(streams.come_and_go()))
-    await streams.until_all_stream()
-    bench, results = Bench(url, module, streams), []
-    for side, (hooks, seconds) in SIDES.items():
-        for kind in KINDS:
-            result = await bench.measure(kind, hooks, seconds)
-            show(side, kind, result)
-            results.append({"side": side, "kind": kind, **result})
-    for task in tasks:
-        task.cancel()
-    return results
-
-
-def show(side: str, kind: str, result: dict[str, float]) -> None:
+def show(result: dict[str, Any]) -> None:
     figures = "".join(f"{result[name]:10.1f}" for name in ("without_ms", "with_ms", "extra_ms"))
-    print(f"{side:20}{kind:20}{figures}{result['quarantined']:13.0f}", flush=True)
+    print(f"{result['side']:20}{result['kind']:20}{figures}{result['quarantined']:13}", flush=True)
+
+
+def measure_all() -> None:
+    configure_logging("critical")
+    print(heading())
+    print(
+        f"The largest gap between tokens of {STREAMS} streams, a step every {1e3 * STEP_S:.0f} ms,"
+    )
+    print(f"in ms; the extra should stay under {2e3 * BUDGET_S:.0f}, twice the policies' budget.")
+    columns = "".join(f"{name:>10}" for name in ("without", "with", "extra"))
+    print(f"{'side':20}{'kind':20}{columns}{'quarantined':>13}")
+    tokenizer, results = load_tokenizer(locate("demo").path), []
+    for side in SIDES:
+        for kind in KINDS:
+            results.append(uvloop.run(measure(tokenizer, side, kind)))
+            show(results[-1])
+    print(json.dumps({"policies": results}))
 
 
 def main() -> None:
-    print(heading())
-    print(f"The largest gap between tokens of {STREAMS} streams, in ms; the extra should stay")
-    print(f"under {2e3 * BUDGET_S:.0f} ms, twice the budget of a step's policies.")
-    columns = "".join(f"{name:>10}" for name in ("without", "with", "extra"))
-    print(f"{'side':20}{'kind':20}{columns}{'quarantined':>13}")
-    with tempfile.TemporaryDirectory() as folder:
-        module = HostileModule(Path(folder))
-        with server(Path(folder)) as url:
-            results = asyncio.run(measure_all(url, module))
-    print(json.dumps({"policies": results}))
+    roles: dict[str, Callable[..., None]] = {
+        "engine": lambda folder, _, fd, *__: run_engine(folder, fd),
+        "clients": run_clients,
+    }
+    role, arguments = (sys.argv[1:2] or [""])[0], sys.argv[2:]
+    roles.get(role, measure_all)(*arguments)
 
 
 if __name__ == "__main__":
