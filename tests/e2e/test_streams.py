@@ -1,0 +1,60 @@
+"""Streams of the real model, joined, are its answers that are not streamed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.conftest import Served
+from tests.streams import CHAT, COMPLETIONS, assert_alike, body_of, every, pairs
+
+OPTIONS: dict[str, list[Any]] = {
+    "path": [CHAT, COMPLETIONS],
+    "prompt": ["Repeat: 🐉 漢字 žluťoučký 🐉 漢字 žluťoučký 🐉"],
+    "n": [None, 2],
+    "stop": [None, ["e", "字"]],
+    "min_tokens": [None, 5],
+    "logprobs": [None, 2],
+    "echo": [None, True],
+    "usage": [None, "always"],
+    "temperature": [0, 1.3],
+    "seed": [7],
+    "repetition_penalty": [None, 1.3],
+    "presence_penalty": [None, 1.0],
+    "logit_bias": [None, {"198": 3, "2": -100}],
+    "max_tokens": [16],
+}
+
+
+def check(server: Served, given: dict[str, Any]) -> None:
+    path, body = body_of(given)
+    url = f"{server.http}{path}"
+    streamed = httpx.post(url, json={**body, "stream": True}, timeout=100)
+    assert streamed.status_code == 200, streamed.text
+    blocks = streamed.text.removesuffix("\n\n").split("\n\n")
+    data = [block.removeprefix("data: ") for block in blocks]
+    events = [part if part == "[DONE]" else json.loads(part) for part in data]
+    whole = httpx.post(url, json={**body, "stream_options": None}, timeout=100)
+    assert_alike(path, body, events, whole.json())
+
+
+@pytest.mark.parametrize("given", pairs(OPTIONS), ids=lambda given: body_of(given)[0])
+def test_joined_streams_are_the_whole_answer(server: Served, given: dict[str, Any]):
+    """Every two values of different options meet."""
+    check(server, given)
+
+
+FIRST = {name: OPTIONS[name] for name in ("path", "prompt", "n", "stop", "logprobs", "echo")}
+REST = {name: values for name, values in OPTIONS.items() if name not in FIRST}
+
+
+@pytest.mark.extra
+@pytest.mark.parametrize("first", list(every(FIRST)), ids=lambda given: body_of(given)[0])
+def test_joined_streams_are_the_whole_answer_in_every_combination(
+    server: Served, first: dict[str, Any]
+):
+    for rest in every(REST):
+        check(server, {**first, **rest})
