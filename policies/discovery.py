@@ -6,24 +6,21 @@ A policy that is found does nothing; a profile that names it makes it decide.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import inspect
-import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from types import ModuleType
 
 import pluggy
 from packaging.utils import canonicalize_name
 
 from cadenza.policies import registration
 from cadenza.policies.builtin import BUILTIN
-from cadenza.policies.contract import faults_of, is_meant_as_policy, name_faults
+from cadenza.policies.contract import faults_of, name_faults
 from cadenza.policies.errors import ProfileError, said, unknown
 from cadenza.policies.markers import PROJECT, hookimpl
+from cadenza.policies.plugin_files import digest_of, import_file, policies_of
 from cadenza.policies.profile import Chosen, Options, Profile
 
 BUILT_IN = "built in"
@@ -42,7 +39,7 @@ class Found:
     @property
     def is_stale(self) -> bool:
         """Whether the file says something else by now. One that is gone says nothing."""
-        return self.digest is not None and _digest_of(self.cls) not in (None, self.digest)
+        return self.digest is not None and digest_of(self.cls) not in (None, self.digest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,8 +156,8 @@ class Discovery:
         """A file with `register_policies()`, or with policy classes alone."""
 
         def load() -> object:
-            module = _import_file(file)
-            return module if hasattr(module, "register_policies") else _Classes(_written_in(module))
+            module = import_file(file)
+            return module if hasattr(module, "register_policies") else _Classes(policies_of(module))
 
         self._add(load, str(file), None, file.stem)
 
@@ -193,7 +190,7 @@ class Discovery:
         if not classes:
             self._faults.append(f"plugin {told} has no policies")
         for cls in classes:
-            digest = None if source == BUILT_IN else _digest_of(cls)
+            digest = None if source == BUILT_IN else digest_of(cls)
             found = Found(cls=cls, source=source, version=version, digest=digest)
             self._admit(cls, found, told)
 
@@ -249,49 +246,6 @@ class _Classes:
     @hookimpl
     def register_policies(self) -> Sequence[type]:
         return self._classes
-
-
-def _import_file(file: Path) -> ModuleType:
-    name = f"cadenza_plugin_{file.stem}"
-    spec = importlib.util.spec_from_file_location(name, file)
-    if spec is None or spec.loader is None:
-        raise ImportError("it is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    before = sys.modules.get(name)
-    sys.modules[name] = module  # dataclasses and type hints look there
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        if before is None:
-            del sys.modules[name]
-        else:
-            sys.modules[name] = before  # whose policies may be in use
-        raise
-    return module
-
-
-def _digest_of(cls: object) -> str | None:
-    """What tells one text of the class's file from another; None if there is none to read."""
-    module = sys.modules.get(str(getattr(cls, "__module__", "")))  # it may be anything yet
-    file = getattr(module, "__file__", None)
-    if not isinstance(file, str):
-        return None
-    try:
-        return sha256(Path(file).read_bytes()).hexdigest()[:16]
-    except OSError:
-        return None
-
-
-def _written_in(module: ModuleType) -> tuple[type, ...]:
-    """The policies that the file itself defines and has not hidden behind an underscore."""
-    return tuple(
-        value
-        for name, value in vars(module).items()
-        if isinstance(value, type)
-        and value.__module__ == module.__name__
-        and not name.startswith("_")
-        and is_meant_as_policy(value)
-    )
 
 
 def _names(point: EntryPoint) -> tuple[str, str]:

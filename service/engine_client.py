@@ -6,13 +6,13 @@ import asyncio
 import socket
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, TypeVarTuple, cast
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol, TypeAlias, TypeVar, TypeVarTuple, cast
 
 import structlog
 
 from cadenza.service.errors import EngineUnavailable
-from cadenza.wire import arrays
+from cadenza.service.news import read_news
 from cadenza.wire.codec import FrameError, FrameReader, encode
 from cadenza.wire.messages import (
     Cancel,
@@ -317,7 +317,7 @@ class EngineClient(asyncio.Protocol):
             _fail_row(row, failed.message, retryable=False)
 
     def _on_step(self, step: Step) -> None:
-        news = _read(step)
+        news = read_news(step)
         self.counters = step.counters
         for callback in self._on_counters:
             callback(step.counters)
@@ -400,39 +400,6 @@ async def in_time(answer: Awaitable[T], limit_s: float | None = ANSWER_LIMIT_S) 
     except TimeoutError as error:
         message = f"The engine has not answered within {limit_s:g} s; try again later."
         raise EngineUnavailable(message) from error
-
-
-class _News(NamedTuple):
-    """A step's arrays, taken apart."""
-
-    preempted: Sequence[int]
-    admitted: Sequence[tuple[int, int]]  # request, cached tokens
-    tokens: Sequence[tuple[int, int, int]]  # request, token, `wire.messages.Finished`
-    logprobs: Mapping[int, RowLogprobs]  # by index into `tokens`
-
-
-def _read(step: Step) -> _News:
-    """All of a step, before any of it is handed out.
-
-    Raises:
-        FrameError: arrays that are none, or of unequal lengths.
-    """
-    try:
-        admitted = arrays.view_requests(step.admitted).tolist()
-        cached = arrays.view_ids(step.admitted_cached).tolist()
-        requests = arrays.view_requests(step.requests).tolist()
-        tokens = arrays.view_ids(step.tokens).tolist()
-        for entry in step.logprobs:
-            if arrays.view_ids(entry.top_ids).size != arrays.view_floats(entry.top_logprobs).size:
-                raise ValueError("log-probabilities without their tokens")
-        return _News(
-            preempted=arrays.view_requests(step.preempted).tolist(),
-            admitted=list(zip(admitted, cached, strict=True)),
-            tokens=list(zip(requests, tokens, step.finished, strict=True)),
-            logprobs={entry.row: entry for entry in step.logprobs},
-        )
-    except ValueError as error:
-        raise FrameError(f"a step does not fit together: {error}") from error
 
 
 def _fail_row(row: Row, message: str, *, retryable: bool) -> None:

@@ -1,0 +1,43 @@
+"""What a step of the engine brought, taken apart for those who wait for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from cadenza.wire import arrays
+from cadenza.wire.codec import FrameError
+from cadenza.wire.messages import RowLogprobs, Step
+
+
+class News(NamedTuple):
+    """A step's arrays, taken apart."""
+
+    preempted: Sequence[int]
+    admitted: Sequence[tuple[int, int]]  # request, cached tokens
+    tokens: Sequence[tuple[int, int, int]]  # request, token, `wire.messages.Finished`
+    logprobs: Mapping[int, RowLogprobs]  # by index into `tokens`
+
+
+def read_news(step: Step) -> News:
+    """All of a step, before any of it is handed out.
+
+    Raises:
+        FrameError: arrays that are none, or of unequal lengths.
+    """
+    try:
+        admitted = arrays.view_requests(step.admitted).tolist()
+        cached = arrays.view_ids(step.admitted_cached).tolist()
+        requests = arrays.view_requests(step.requests).tolist()
+        tokens = arrays.view_ids(step.tokens).tolist()
+        for entry in step.logprobs:
+            if arrays.view_ids(entry.top_ids).size != arrays.view_floats(entry.top_logprobs).size:
+                raise ValueError("log-probabilities without their tokens")
+        return News(
+            preempted=arrays.view_requests(step.preempted).tolist(),
+            admitted=list(zip(admitted, cached, strict=True)),
+            tokens=list(zip(requests, tokens, step.finished, strict=True)),
+            logprobs={entry.row: entry for entry in step.logprobs},
+        )
+    except ValueError as error:
+        raise FrameError(f"a step does not fit together: {error}") from error
