@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from typing import Any
 
@@ -76,7 +77,8 @@ def _admitted(engine: FakeEngine) -> bytes:
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-def test_nothing_is_sent_before_the_first_token(run, serve, path):
+@pytest.mark.parametrize("echo", [None, True])
+def test_nothing_is_sent_before_the_first_token(run, serve, path, echo):
     """Not even the headers, so that a failure until then has a status of its own."""
 
     async def main():
@@ -84,7 +86,9 @@ def test_nothing_is_sent_before_the_first_token(run, serve, path):
             engine = served.front.engine
             engine.auto = False
             served.front.says("ab")
-            _, body = body_of({"path": path, "prompt": "x", "usage": "once"})
+            _, body = body_of(
+                {"path": path, "prompt": "xyz", "usage": "once", "echo": echo, "logprobs": 1}
+            )
             reader, writer = await served.raw(path, {**body, "stream": True})
             await engine.until(lambda: bool(engine.waiting))
             engine.send(Step(step_id=0, admitted=_admitted(engine), admitted_cached=b"\0" * 4))
@@ -95,6 +99,38 @@ def test_nothing_is_sent_before_the_first_token(run, serve, path):
             assert head.startswith(b"HTTP/1.1 200")
             assert b"text/event-stream" in head
             writer.close()
+            await engine.until(served.front.is_clean)
+
+    run(main())
+
+
+@pytest.mark.parametrize("usage", [None, "once", "always"])
+@pytest.mark.parametrize(
+    "more", [{"path": CHAT, "n": 2}, {"path": COMPLETIONS, "n": 2}, {"path": COMPLETIONS}]
+)
+def test_one_choice_that_fails_ends_the_stream_for_all(run, serve, usage, more):
+    """Another's end stands; nobody is told of usage or of a good end, and nothing runs on."""
+
+    async def main():
+        async with serve() as served:
+            engine = served.front.engine
+            engine.auto = False
+            engine.reply = lambda submit: [5] * (1 if submit.request == first else 50)
+            first = served.front.client.take_numbers(1) + 1
+            prompt = "x" if "n" in more else ["x", "y"]
+            path, body = body_of({**more, "prompt": prompt, "usage": usage, "max_tokens": 40})
+            call = asyncio.create_task(served.events(path, body))
+            await engine.until(lambda: len(engine.waiting) == 2)
+            engine.step(3)
+            [other] = engine.running
+            engine.fail("no luck", other)
+            *events, error = await call
+
+            assert "[DONE]" not in events
+            assert error["error"]["message"] == "no luck"
+            ends = [part["finish_reason"] for event in events for part in event["choices"]]
+            assert [end for end in ends if end] == ["stop"]
+            assert all(event["choices"] for event in events)
             await engine.until(served.front.is_clean)
 
     run(main())
