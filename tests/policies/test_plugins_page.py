@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shlex
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 from cyclopts import CycloptsError
 
 from cadenza.cli import serve
@@ -42,6 +44,8 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Reader:
     monkeypatch.setattr(serve, "start_engine", lambda: None)
     monkeypatch.setattr(serve, "load_tokenizer", lambda path: None)
     monkeypatch.setattr(serve, "configure_logging", lambda level: None)
+    at_warnings = structlog.make_filtering_bound_logger(logging.WARNING)  # as it is by default
+    monkeypatch.setattr(serve, "_log", structlog.wrap_logger(None, wrapper_class=at_warnings))
     (tmp_path / "site").mkdir()
     return Reader(tmp_path, monkeypatch)
 
