@@ -150,6 +150,19 @@ def test_what_the_engine_refuses(run, serve: OpenServed):
     run(main())
 
 
+def test_an_engine_that_hangs_is_unavailable(run, serve: OpenServed):
+    async def main() -> None:
+        async with serve(patience_s=0.01) as served:
+            served.front.engine.answers_changes = False
+            response = await served.http.put("/v1/policies/profile", json={"preset": "slo"})
+            assert "within 0.01 s" in error(response, 503, "engine_unavailable")
+            assert response.headers["retry-after"] == "1"
+            response = await served.http.put("/v1/policies/profile", json={"preset": "slo"})
+            assert "under way" in error(response, 409, "change_under_way")
+
+    run(main())
+
+
 def test_an_unknown_policy_is_not_found(run, serve: OpenServed):
     async def main() -> None:
         async with serve() as served:

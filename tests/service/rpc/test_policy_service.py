@@ -187,6 +187,13 @@ async def test_unknown_policies_and_those_without_a_name(open_front: OpenFront):
         assert (code, told) == (grpc.StatusCode.INVALID_ARGUMENT, "name is required")
 
 
+async def test_an_engine_that_hangs_is_unavailable(open_front: OpenFront):
+    async with serving(open_front, patience_s=0.01) as served:
+        served.front.engine.answers_changes = False
+        code, told = await status(served.stub.UseProfile(profile({"preset": "slo"})))
+        assert (code, "within 0.01 s" in told) == (grpc.StatusCode.UNAVAILABLE, True)
+
+
 async def test_a_conflict_is_aborted(open_front: OpenFront):
     async with serving(open_front) as served:
         served.front.engine.answers_changes = False
