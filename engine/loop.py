@@ -23,6 +23,7 @@ from cadenza.wire.messages import (
     Failed,
     Finish,
     ReleasePolicy,
+    Reprioritise,
     ResetPrefixCache,
     SetDeadline,
     Shutdown,
@@ -123,6 +124,8 @@ class EngineLoop:
                 scheduler.finish(request, tokens_kept)
             case Credit(request, tokens):
                 scheduler.grant(request, tokens)
+            case Reprioritise(request, priority):
+                scheduler.reprioritise(request, priority)
             case SetDeadline(request, deadline_s):
                 scheduler.set_deadline(request, _or_never(deadline_s))
             case ResetPrefixCache():

@@ -121,6 +121,15 @@ class Scheduler:
         """
         self._stores.credits.grant(self._stores.credits.slot_of(request), tokens)
 
+    def reprioritise(self, request: int, priority: int) -> None:
+        """Give the request another priority, as an `Arrival` has it.
+
+        Until their prompt is computed, all choices of a request share one priority.
+        """
+        row = self._stores.table.row_of(request)
+        if row is not None:
+            self._stores.table.priority[row] = priority
+
     def set_deadline(self, request: int, deadline_s: float) -> None:
         """End the request at another time; +inf: never.
 

@@ -13,8 +13,13 @@ from cadenza.service.events import (
     Event,
     Finished,
     FinishReason,
+    Notice,
+    Parked,
     PositionLogprobs,
+    Preempted,
+    Resumed,
     TokenLogprob,
+    Unparked,
 )
 from cadenza.service.stop_strings import StopStrings
 from cadenza.service.token_logprobs import PromptLogprobs, token_logprob
@@ -45,10 +50,10 @@ class Owner(Protocol):
         """There may be something to `drain`, after a token or without one; it may be over."""
 
     def choice_admitted(self, choice: Choice, cached_tokens: int) -> None:
-        """The choice got a seat, for the first time or again."""
+        """The choice got its first seat."""
 
-    def choice_preempted(self, choice: Choice) -> None:
-        """The choice lost its seat for a while."""
+    def choice_noticed(self, choice: Choice, notice: Notice) -> None:
+        """The scheduler did something else with the choice, of which its reader may learn."""
 
     def choice_scored(self, scores: PromptScores) -> None:
         """The engine tells of some tokens of the prompt."""
@@ -94,6 +99,7 @@ class Choice:
         self._token_ids: list[int] = []
         self._logprobs: list[PositionLogprobs] = []
         self._echoed = options.echo is None
+        self._was_admitted = False
         self._end_taken = False
 
     @property
@@ -135,10 +141,20 @@ class Choice:
         self._owner.choice_scored(scores)
 
     def on_admitted(self, cached_tokens: int) -> None:
-        self._owner.choice_admitted(self, cached_tokens)
+        if self._was_admitted:
+            self._owner.choice_noticed(self, Resumed(choice=self.index))
+        else:
+            self._was_admitted = True
+            self._owner.choice_admitted(self, cached_tokens)
 
     def on_preempted(self) -> None:
-        self._owner.choice_preempted(self)
+        self._owner.choice_noticed(self, Preempted(choice=self.index))
+
+    def on_parked(self) -> None:
+        self._owner.choice_noticed(self, Parked(choice=self.index))
+
+    def on_unparked(self) -> None:
+        self._owner.choice_noticed(self, Unparked(choice=self.index))
 
     def on_failed(self, message: str, *, retryable: bool) -> None:
         self._owner.choice_failed(message, retryable=retryable)

@@ -29,6 +29,7 @@ from cadenza.wire.messages import (
     Progress,
     PromptScores,
     Ready,
+    Reprioritise,
     ResetPrefixCache,
     RowLogprobs,
     SetDeadline,
@@ -48,6 +49,7 @@ logger = structlog.get_logger(__name__)
 
 ANSWER_LIMIT_S = 10.0  # for a question; an engine that serves answers between two steps
 
+_PARKED = frozenset({"parked", "unparked"})  # kinds of decisions
 _GONE = "The engine process is gone."
 
 
@@ -65,6 +67,12 @@ class Row(Protocol):
 
     def on_prompt_scores(self, scores: PromptScores) -> None:
         """Some tokens of its prompt are scored; all of them are before the row's first token."""
+
+    def on_parked(self) -> None:
+        """The row waits for credit."""
+
+    def on_unparked(self) -> None:
+        """The row goes on, as there is credit again."""
 
     def on_token(self, token: int, finished: int, logprobs: RowLogprobs | None) -> None:
         """One token, or an end (`wire.messages.Finished`), or both. Token -1 is none."""
@@ -202,6 +210,11 @@ class EngineClient(asyncio.Protocol):
         """Let the rows that were submitted with `request` have `tokens` more. Never raises."""
         if self.failure is None:
             self.send(Credit(request, tokens))
+
+    def reprioritise(self, request: int, priority: int) -> None:
+        """Give a row that has not ended another priority. Never raises."""
+        if request in self._rows and self.failure is None:
+            self.send(Reprioritise(request, priority))
 
     def set_deadline(self, request: int, deadline_s: float | None) -> None:
         """Give a row that has not ended another deadline, None being none. Never raises."""
@@ -343,11 +356,18 @@ class EngineClient(asyncio.Protocol):
                 logprobs = news.logprobs.get(index)
                 self._tell(request, row, row.on_token, token, finished, logprobs)
         if step.decisions:
+            self._tell_parked(step.decisions)
             self._show(step.decisions)
         while self._awaited and self._awaited[0][0] <= step.counters.received:
             _, handled = self._awaited.popleft()
             if not handled.done():
                 handled.set_result(None)
+
+    def _tell_parked(self, decisions: Sequence[Decision]) -> None:
+        for decision in decisions:
+            if decision.kind in _PARKED and (row := self._rows.get(decision.request)):
+                news = row.on_parked if decision.kind == "parked" else row.on_unparked
+                self._tell(decision.request, row, news)
 
     def _show(self, decisions: Sequence[Decision]) -> None:
         for callback in self._on_decisions:

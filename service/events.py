@@ -70,6 +70,27 @@ class Echo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed:
+    """A choice that was preempted got a seat again."""
+
+    choice: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parked:
+    """A choice waits, since its reader takes no more tokens for now."""
+
+    choice: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unparked:
+    """A choice that was parked goes on."""
+
+    choice: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
     """New output of one choice. `text` may be empty while a character or stop string is open."""
 
@@ -89,4 +110,5 @@ class Finished:
     completion_tokens: int
 
 
-Event: TypeAlias = Admitted | Preempted | PromptScored | Echo | Delta | Finished
+Notice: TypeAlias = Admitted | Preempted | Resumed | Parked | Unparked
+Event: TypeAlias = Notice | PromptScored | Echo | Delta | Finished

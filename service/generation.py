@@ -11,7 +11,14 @@ from types import TracebackType
 from cadenza.service.choice import Choice, TextOptions
 from cadenza.service.engine_client import EngineClient
 from cadenza.service.errors import DeadlineExceeded, GenerationFailed, RequestError
-from cadenza.service.events import Admitted, Event, FinishReason, Preempted, PromptScored
+from cadenza.service.events import (
+    Admitted,
+    Event,
+    FinishReason,
+    Notice,
+    Preempted,
+    PromptScored,
+)
 from cadenza.service.metrics import RequestTimer
 from cadenza.service.queue import Places
 from cadenza.service.token_logprobs import PromptLogprobs
@@ -45,18 +52,21 @@ class Generation:
         engine: EngineClient,
         timer: RequestTimer,
         places: Places,
+        queue_position: int,
         on_closed: Callable[[Generation], None],
     ) -> None:
         """`Generator.submit` makes them.
 
         `deadline_s` is monotonic; from just before it on, a cancel is counted as its passing.
-        `places` are left one by one as choices get their first seats, and all at the end.
+        `places` are left one by one as choices get their first seats, and all at the end;
+        `queue_position` is how many of others were taken when the generation came.
         `on_closed` is called when the generation is open no more, perhaps several times.
         """
         self.id = id
         self.model = model
         self.created = int(time.time())
         self.prompt_tokens = len(prompt)
+        self.queue_position = queue_position
         self.cached_tokens = 0  # of the prompt, known once the first choice is admitted
         self._prompt = prompt
         self._expected_end_s = _expected_end_s(deadline_s)
@@ -126,6 +136,22 @@ class Generation:
             self._cancelled = True
             self._end("deadline" if time.monotonic() >= self._expected_end_s else "abort")
         self._on_closed(self)
+
+    def reprioritise(self, priority: int) -> None:
+        """Give what has not ended another priority."""
+        for choice in self._choices:
+            self._engine.reprioritise(choice.number, priority)
+
+    def set_deadline(self, deadline_s: float | None) -> None:
+        """Give what has not ended another deadline, on the monotonic clock; None: none."""
+        self._expected_end_s = _expected_end_s(deadline_s)
+        for choice in self._choices:
+            self._engine.set_deadline(choice.number, deadline_s)
+
+    def grant(self, tokens: int) -> None:
+        """The reader takes `tokens` more, of all choices together."""
+        if not self._ended:
+            self._engine.grant(self._choices[0].number, tokens)
 
     async def __aenter__(self) -> Generation:
         self._in_context = True
@@ -212,9 +238,10 @@ class Generation:
             self._notices.append(Admitted(cached_tokens=cached_tokens))
             self._wake()
 
-    def choice_preempted(self, choice: Choice) -> None:
-        self._timer.preempted()
-        self._notices.append(Preempted(choice=choice.index))
+    def choice_noticed(self, choice: Choice, notice: Notice) -> None:
+        if isinstance(notice, Preempted):
+            self._timer.preempted()
+        self._notices.append(notice)
         self._wake()
 
     def choice_scored(self, scores: PromptScores) -> None:

@@ -289,6 +289,7 @@ class Generator:
             engine=self.engine,
             timer=job.timer,
             places=job.places,
+            queue_position=self.num_queued - job.places.num_held,
             on_closed=self._close,
         )
         job.timer.launched(
@@ -326,6 +327,11 @@ class Generator:
         """One message for all choices, or several where they are more than the engine has seats."""
         checked = job.checked
         num_choices = checked.num_choices
+        if checked.credit is not None and num_choices > max_rows:
+            # Each message opens a credit of its own
+            raise InvalidRequest(
+                f"n is {num_choices}, but with credit at most {max_rows} choices run together.", "n"
+            )
         first = self.engine.take_numbers(num_choices)
         whole = Submit(
             request=first,
@@ -341,6 +347,7 @@ class Generator:
             ttft_target_s=checked.ttft_target_s,
             tpot_target_s=checked.tpot_target_s,
             deadline_s=checked.deadline_s,
+            credit=checked.credit,
         )
         return [
             msgspec.structs.replace(

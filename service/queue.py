@@ -116,6 +116,11 @@ class Places:
         queue.count(count, tenant)
         queue.num_tokens += prompt_tokens
 
+    @property
+    def num_held(self) -> int:
+        """Places that are not given back."""
+        return self._num_held
+
     def learn(self, prompt_tokens: int) -> None:
         """What was an estimate is known."""
         if self._entry is not None:

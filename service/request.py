@@ -52,6 +52,7 @@ class GenerationRequest:
     tenant: str | None = None  # whom it counts for, as a gateway says
     ttft_target_s: float | None = None  # within which the client wants the first token
     tpot_target_s: float | None = None  # within which it wants each further one
+    credit: int | None = None  # tokens that the reader takes for now; None: without limit
     deadline_s: float | None = (
         None  # when to give it up, by time.monotonic(); not the client's word
     )

@@ -17,6 +17,7 @@ from cadenza.service.request import GenerationRequest
 from cadenza.wire.messages import Ready, Sampling
 
 INT32 = 2**31 - 1
+_UINT32 = 2**32 - 1
 INT64 = 2**63 - 1
 MAX_TEMPERATURE = 100.0
 # Below this the softmax is one-hot in float32, or overflows: it is greedy by another name
@@ -46,6 +47,7 @@ class CheckedRequest:
     ttft_target_s: float | None
     tpot_target_s: float | None
     deadline_s: float | None
+    credit: int | None  # tokens, of all choices together
 
     @property
     def least_room(self) -> int:
@@ -69,6 +71,7 @@ def check(request: GenerationRequest, limits: Limits, engine: Ready) -> CheckedR
     stop_token_ids = _stop_token_ids(request.stop_token_ids, limits, engine.vocab_size)
     ignore_eos = _flag(request, "ignore_eos", False)
     eos = () if ignore_eos else engine.eos_token_ids
+    num_choices = _default(_optional_integer(request.n, "n", 1, limits.max_choices), 1)
     ending = Ending(token_ids={*stop_token_ids, *eos}, min_tokens=min_tokens)
     echoed = logprobs if echo and request.messages is None else None
     return CheckedRequest(
@@ -80,7 +83,7 @@ def check(request: GenerationRequest, limits: Limits, engine: Ready) -> CheckedR
             prompt_logprobs=_most(told, echoed),
         ),
         bad_words=check_bad_words(request.bad_words, limits),
-        num_choices=_default(_optional_integer(request.n, "n", 1, limits.max_choices), 1),
+        num_choices=num_choices,
         text=TextOptions(
             stops=_stops(request.stop, limits),
             min_tokens=min_tokens,
@@ -100,6 +103,10 @@ def check(request: GenerationRequest, limits: Limits, engine: Ready) -> CheckedR
         ttft_target_s=_target(request.ttft_target_s, "ttft_target_s"),
         tpot_target_s=_target(request.tpot_target_s, "tpot_target_s"),
         deadline_s=request.deadline_s,
+        # A prompt with several choices draws a token for each of them at once
+        credit=_optional_integer(
+            request.credit, "credit", num_choices if num_choices > 1 else 0, _UINT32
+        ),
     )
 
 

@@ -144,6 +144,13 @@ class Credit(msgspec.Struct, frozen=True, array_like=True, tag="credit"):
     tokens: int
 
 
+class Reprioritise(msgspec.Struct, frozen=True, array_like=True, tag="reprioritise"):
+    """Another priority for one row."""
+
+    request: int
+    priority: int
+
+
 class SetDeadline(msgspec.Struct, frozen=True, array_like=True, tag="set_deadline"):
     """Another deadline for one row; None: no deadline."""
 
@@ -344,6 +351,7 @@ ToEngine: TypeAlias = (
     | Cancel
     | Finish
     | Credit
+    | Reprioritise
     | SetDeadline
     | ResetPrefixCache
     | UseProfile

@@ -15,10 +15,14 @@ from cadenza.service.events import (
     Event,
     Finished,
     FinishReason,
+    Notice,
+    Parked,
     PositionLogprobs,
     Preempted,
     PromptScored,
+    Resumed,
     TokenLogprob,
+    Unparked,
 )
 from cadenza.service.generation import Generation
 from cadenza.service.request import GenerationRequest
@@ -143,9 +147,12 @@ def _present(message: pb.GenerationInput) -> dict[str, Any]:
     return {name: getattr(message, name) for name in _OPTIONAL if message.HasField(name)}  # type: ignore[arg-type]
 
 
+_OF_ACTIONS = ("request_id", "timeout", "credit")  # the others are of a submit's `input`
+
+
 def field_path(field: str) -> str:
-    """Where a request's field stands in the message that holds its `input`."""
-    if field == "request_id":
+    """Where a field stands in the client's action, or in the request of a `Generate`."""
+    if field in _OF_ACTIONS:
         return field
     if field.startswith(("messages", *_OF_CHAT)):
         return f"input.chat.{field}"
@@ -159,6 +166,7 @@ def accepted(request_id: str, generation: Generation) -> pb.Event:
         model=generation.model,
         prompt_tokens=generation.prompt_tokens,
         num_choices=generation.num_choices,
+        queue_position=generation.queue_position,
     )
     return pb.Event(request_id=request_id, accepted=body)
 
@@ -170,18 +178,27 @@ def to_event(request_id: str, event: Event) -> pb.Event:
             return pb.Event(request_id=request_id, tokens=_tokens(event))
         case Finished():
             return pb.Event(request_id=request_id, choice_finished=_choice_finished(event))
-        case Admitted():
-            admitted = pb.Admitted(cached_tokens=event.cached_tokens)
-            return pb.Event(request_id=request_id, notice=pb.Notice(admitted=admitted))
         case PromptScored():
             scored = pb.PromptLogprobs(first=event.first, logprobs=map(_position, event.logprobs))
             return pb.Event(request_id=request_id, prompt_logprobs=scored)
         case Echo():
             raise ValueError("an echo is sent in parts")
+    return pb.Event(request_id=request_id, notice=_notice(event))
+
+
+def _notice(notice: Notice) -> pb.Notice:
+    match notice:
+        case Admitted():
+            return pb.Notice(admitted=pb.Admitted(cached_tokens=notice.cached_tokens))
         case Preempted():
-            preempted = pb.Preempted(choice=event.choice)
-            return pb.Event(request_id=request_id, notice=pb.Notice(preempted=preempted))
-    assert_never(event)
+            return pb.Notice(preempted=pb.Preempted(choice=notice.choice))
+        case Resumed():
+            return pb.Notice(resumed=pb.Resumed(choice=notice.choice))
+        case Parked():
+            return pb.Notice(parked=pb.Parked(choice=notice.choice))
+        case Unparked():
+            return pb.Notice(unparked=pb.Unparked(choice=notice.choice))
+    assert_never(notice)
 
 
 def finished(request_id: str, usage: pb.Usage) -> pb.Event:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
+from dataclasses import replace
 from typing import TypeAlias
 
 from cadenza.service.generator import Generator
-from cadenza.service.rpc.codec import chunks
+from cadenza.service.rpc.codec import chunks, to_request
 from cadenza.service.rpc.relay import relay
 from cadenza.v1 import generation_pb2 as pb
 
@@ -25,7 +26,8 @@ async def generate(
     the deadline, the generation is cancelled before this returns.
     """
     deadline_s = None if time_left_s is None else time.monotonic() + time_left_s
-    async with aclosing(relay(generator, request.input, deadline_s=deadline_s)) as batches:
+    generation = await generator.submit(replace(to_request(request.input), deadline_s=deadline_s))
+    async with aclosing(relay(generation)) as batches:
         async for events in batches:
             for chunk in chunks(events):
                 await write(pb.GenerateResponse(events=chunk))

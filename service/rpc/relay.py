@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator
-from dataclasses import replace
 
 from cadenza.service.events import Admitted, Event, Finished
 from cadenza.service.generation import Generation
-from cadenza.service.generator import Generator
 from cadenza.service.rpc import codec
 from cadenza.v1 import generation_pb2 as pb
 
@@ -34,19 +32,13 @@ class _Usage:
 
 
 async def relay(
-    generator: Generator,
-    message: pb.GenerationInput,
-    request_id: str = "",
-    *,
-    deadline_s: float | None = None,
+    generation: Generation, request_id: str = ""
 ) -> AsyncGenerator[list[pb.Event], None]:
     """Batches of events from `accepted` to `finished`; the last batch ends with `finished`.
 
     Raises a `RequestError` in place of what is missing. Closing the iterator, or cancelling it,
-    cancels the generation; use `contextlib.aclosing`.
+    cancels the generation; use `contextlib.aclosing`, and iterate at once.
     """
-    request = replace(codec.to_request(message), deadline_s=deadline_s)
-    generation = await generator.submit(request)
     async with generation:
         yield [codec.accepted(request_id, generation)]
         usage = _Usage(generation)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import structlog
 
 from cadenza.service.errors import EngineUnavailable, InvalidRequest, Overloaded, RequestError
+from cadenza.service.generation import Generation
 from cadenza.service.generator import Generator
+from cadenza.service.request import GenerationRequest
 from cadenza.service.rpc import status
+from cadenza.service.rpc.codec import to_request
 from cadenza.service.rpc.outbox import Outbox
 from cadenza.service.rpc.relay import relay
 from cadenza.v1 import generation_pb2 as pb
@@ -36,6 +40,31 @@ class _Live:
 
     request_id: str
     task: asyncio.Task[None] = field(init=False)  # set by the reader, at once
+    _generation: Generation | None = None  # until its prompt is encoded
+    _granted: int = 0  # until then
+    _controls: dict[str, Callable[[Generation], None]] = field(default_factory=dict)  # until then
+
+    def begin(self, generation: Generation) -> None:
+        """The request has become this; what its client wanted of it meanwhile is done."""
+        self._generation = generation
+        for act in self._controls.values():
+            act(generation)
+        if self._granted:
+            generation.grant(self._granted)
+
+    def control(self, what: str, act: Callable[[Generation], None]) -> None:
+        """Set something of the generation, now or once there is one; the last word counts."""
+        if self._generation is None:
+            self._controls[what] = act
+        else:
+            act(self._generation)
+
+    def grant(self, tokens: int) -> None:
+        """The client takes more tokens."""
+        if self._generation is None:
+            self._granted += tokens
+        else:
+            self._generation.grant(tokens)
 
 
 class Session:
@@ -95,6 +124,12 @@ class Session:
                 self._submit(request.submit, tasks)
             case "cancel":
                 self._cancel(request.cancel.request_id)
+            case "reprioritise":
+                self._reprioritise(request.reprioritise)
+            case "set_deadline":
+                self._set_deadline(request.set_deadline)
+            case "credit":
+                self._grant(request.credit)
             case _:
                 self._refuse("", InvalidRequest("this server does not know the action"))
 
@@ -106,8 +141,33 @@ class Session:
         elif error := self._why_refused():
             self._refuse(request_id, error)
         else:
-            live = self._live[request_id] = _Live(request_id)
-            live.task = tasks.create_task(self._serve(live, submit.input))
+            self._begin(submit, tasks)
+
+    def _begin(self, submit: pb.Submit, tasks: asyncio.TaskGroup) -> None:
+        try:
+            request = _request(submit)
+        except InvalidRequest as error:
+            self._refuse(submit.request_id, error)
+        else:
+            live = self._live[submit.request_id] = _Live(submit.request_id)
+            live.task = tasks.create_task(self._serve(live, request))
+
+    def _reprioritise(self, action: pb.Reprioritise) -> None:
+        if live := self._live.get(action.request_id):
+            live.control("priority", lambda generation: generation.reprioritise(action.priority))
+
+    def _set_deadline(self, action: pb.SetDeadline) -> None:
+        try:
+            deadline_s = _deadline_s(action)
+        except InvalidRequest as error:
+            self._refuse("", error)  # the request goes on
+        else:
+            if live := self._live.get(action.request_id):
+                live.control("deadline", lambda generation: generation.set_deadline(deadline_s))
+
+    def _grant(self, action: pb.Credit) -> None:
+        if live := self._live.get(action.request_id):
+            live.grant(action.tokens)
 
     def _why_unusable(self, request_id: str) -> RequestError | None:
         if not request_id:
@@ -138,10 +198,12 @@ class Session:
         live.task.cancel()
         self._outbox.put(status.cancelled(request_id))
 
-    async def _serve(self, live: _Live, message: pb.GenerationInput) -> None:
+    async def _serve(self, live: _Live, request: GenerationRequest) -> None:
         """Run one request to its terminal event. Raises nothing but CancelledError."""
         try:
-            async with aclosing(relay(self._generator, message, live.request_id)) as batches:
+            generation = await self._generator.submit(request)
+            live.begin(generation)
+            async with aclosing(relay(generation, live.request_id)) as batches:
                 async for events in batches:
                     for event in events:
                         await self._put(live, event)
@@ -173,6 +235,25 @@ class Session:
         """Write all that waits as one message, until the outbox is closed and empty."""
         while events := await self._outbox.take():
             await self._write(pb.SessionResponse(events=events))
+
+
+def _request(submit: pb.Submit) -> GenerationRequest:
+    """What a client wants generated. Raises InvalidRequest for a timeout that is none."""
+    return replace(
+        to_request(submit.input),
+        deadline_s=_deadline_s(submit),
+        credit=submit.credit if submit.HasField("credit") else None,
+    )
+
+
+def _deadline_s(action: pb.Submit | pb.SetDeadline) -> float | None:
+    """On the monotonic clock; None where no timeout is set."""
+    if not action.HasField("timeout"):
+        return None
+    timeout_s = action.timeout.seconds + action.timeout.nanos * 1e-9
+    if timeout_s < 0:
+        raise InvalidRequest(f"timeout is {timeout_s:g} s; it must not be negative", "timeout")
+    return time.monotonic() + timeout_s
 
 
 def _stopping() -> RequestError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import queue
 import signal
 import socket
 import subprocess
@@ -156,8 +157,61 @@ def test_http_and_grpc_give_the_same_text(openai: OpenAI, server: Served):
         )
         events = [event for response in session.call(iter([request])) for event in response.events]
 
-    text = "".join(event.tokens.text for event in events if event.HasField("tokens"))
-    assert text == whole.choices[0].text
+    assert text_of(events) == whole.choices[0].text
+
+
+def test_a_reader_that_takes_a_few_tokens_at_a_time_gets_the_same_text(server: Served):
+    """Its request is parked whenever its credit is used up, and loses nothing."""
+    generation = {"text": "The sky is blue because", "max_tokens": 12, "temperature": 0.0}
+    actions: queue.Queue[Any] = queue.Queue()
+    with grpc.insecure_channel(server.grpc) as channel:
+        session = ReflectedSession(channel)
+        free = [
+            event
+            for response in session.call(iter([session.submit("free", input=generation)]))
+            for event in response.events
+        ]
+        actions.put(session.submit("q", input=generation, credit=4))
+        events, granted = [], 4
+        for response in session.call(iter(actions.get, None)):
+            events += response.events
+            for event in response.events:
+                if event.HasField("notice") and event.notice.HasField("parked"):
+                    taken = sum(len(each.tokens.token_ids) for each in events)
+                    assert taken <= granted
+                    granted += 4
+                    credit = {"request_id": "q", "tokens": 4}
+                    actions.put(session.request_class(credit=credit))
+                elif event.HasField("finished"):
+                    actions.put(None)
+
+    assert granted == 12
+    assert text_of(events) == text_of(free)
+    assert events[-1].HasField("finished")
+
+
+def text_of(events: list[Any]) -> str:
+    return "".join(event.tokens.text for event in events if event.HasField("tokens"))
+
+
+def test_a_sessions_request_ends_when_its_time_is_over(server: Served):
+    """What has come by then stays; more time, asked for in time, is given."""
+    generation = {"text": "Once", "max_tokens": 1500, "ignore_eos": True}
+    actions: queue.Queue[Any] = queue.Queue()
+    with grpc.insecure_channel(server.grpc) as channel:
+        session = ReflectedSession(channel)
+        actions.put(session.submit("q", input=generation, timeout={"seconds": 600}))
+        events = []
+        for response in session.call(iter(actions.get, None)):
+            if not any(event.HasField("tokens") for event in events):
+                deadline = {"request_id": "q", "timeout": {"nanos": 1}}
+                actions.put(session.request_class(set_deadline=deadline))
+            events += response.events
+            if events[-1].HasField("failed"):
+                actions.put(None)
+
+    assert events[-1].failed.code == grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
+    until(server, is_idle)
 
 
 def post(server: Served, **body: Any) -> socket.socket:

@@ -27,6 +27,7 @@ from cadenza.wire.messages import (
     Finish,
     Finished,
     PolicyConfig,
+    Reprioritise,
     ResetPrefixCache,
     SetDeadline,
     Shutdown,
@@ -512,7 +513,8 @@ def test_messages_reach_the_scheduler_word_by_word():
         may_recompute=False,
     )
     others = [Cancel(3), Finish(4, tokens_kept=1), Credit(4, 9), SetDeadline(4, 7.5)]
-    stage = Stage([sent, *others, SetDeadline(4, None), ResetPrefixCache()])
+    others += [SetDeadline(4, None), Reprioritise(4, -2), ResetPrefixCache()]
+    stage = Stage([sent, *others])
 
     stage.run()
 
@@ -523,7 +525,8 @@ def test_messages_reach_the_scheduler_word_by_word():
     assert told == {name: getattr(sent, name) for name in ARRIVAL_FIELDS}
     assert others == [
         *(("drop", 3), ("finish", 4, 1), ("grant", 4, 9)),
-        *(("set_deadline", 4, 7.5), ("set_deadline", 4, math.inf), ("reset_prefix_cache",)),
+        *(("set_deadline", 4, 7.5), ("set_deadline", 4, math.inf), ("reprioritise", 4, -2)),
+        ("reset_prefix_cache",),
     ]
 
 

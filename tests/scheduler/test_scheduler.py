@@ -368,6 +368,20 @@ def test_requests_enter_in_order_of_arrival_while_there_are_seats():
     assert driver.admitted == [0, 1, 2, 3, 4]
 
 
+def test_another_priority_counts_from_the_next_step_on():
+    driver = Driver(Profile({"order_admissions": "priority"}), max_num_seqs=1)
+    for request, priority in enumerate((0, 3, 2, 1)):
+        driver.add(request, [1, 2], max_tokens=2, priority=priority)
+    driver.step()
+    driver.scheduler.reprioritise(1, -5)
+    driver.scheduler.reprioritise(3, 9)
+    driver.scheduler.reprioritise(7, -9)  # nobody's
+
+    driver.run()
+
+    assert driver.admitted == [0, 1, 2, 3]
+
+
 def test_over_commitment_preempts_the_newest_and_loses_nothing():
     driver = greedy_driver(num_blocks=6, max_model_len=24)
     for request in range(3):

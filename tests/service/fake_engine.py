@@ -90,6 +90,7 @@ class FakeEngine(asyncio.Protocol):
         self.waiting: dict[int, FakeRow] = {}
         self.generated = 0
         self.preempted: list[int] = []  # to be reported by the next step
+        self.admitted_again: list[int] = []  # likewise
         self.cached_tokens = 3
         self.told_counters: dict[str, int] = {}  # in place of its own
         self.told_policy_faults: tuple[FaultCount, ...] = ()
@@ -169,9 +170,9 @@ class FakeEngine(asyncio.Protocol):
             self._step_once()
 
     def _step_once(self) -> None:
-        admitted = self._admit()
+        admitted = [*self._admit(), *self.admitted_again]
         for request in self.preempted:
-            self._decide("preempted", request, swapped=False)
+            self.decide("preempted", request, swapped=False)
         late = self._expire()
         rows = [*late, *self.running.values()]
         scores = self._score()
@@ -198,7 +199,7 @@ class FakeEngine(asyncio.Protocol):
                 hook_uses=self.told_hook_uses,
             )
         )
-        self.preempted = []
+        self.preempted, self.admitted_again = [], []
 
     def _score(self) -> tuple[PromptScores, ...]:
         """All prompts that want it, before their first tokens, in two parts."""
@@ -215,7 +216,7 @@ class FakeEngine(asyncio.Protocol):
             ]
         return tuple(scores)
 
-    def _decide(self, kind: str, request: int, **facts: bool | int | float | str) -> None:
+    def decide(self, kind: str, request: int, **facts: bool | int | float | str) -> None:
         self.decisions.append(Decision(kind, request, 0, time.monotonic(), facts))
 
     def _drain_decisions(self) -> tuple[Decision, ...]:
@@ -240,7 +241,7 @@ class FakeEngine(asyncio.Protocol):
         admitted = list(self.waiting)[: max(0, self.seats - len(self.running))]
         for request in admitted:
             self.running[request] = self.waiting.pop(request)
-            self._decide("admitted", request, cached_tokens=self.cached_tokens)
+            self.decide("admitted", request, cached_tokens=self.cached_tokens)
         return admitted
 
     def _expire(self) -> list[FakeRow]:
@@ -250,7 +251,7 @@ class FakeEngine(asyncio.Protocol):
         for row in late:
             self.running.pop(row.submit.request, None)
             self.waiting.pop(row.submit.request, None)
-            self._decide("finished", row.submit.request, reason="deadline")
+            self.decide("finished", row.submit.request, reason="deadline")
         return late
 
     def _advance(self, row: FakeRow) -> tuple[int, Finished]:
@@ -261,7 +262,7 @@ class FakeEngine(asyncio.Protocol):
         end = self._end(row, token)
         if end:
             del self.running[row.submit.request]
-            self._decide("finished", row.submit.request, reason=end.name.lower())
+            self.decide("finished", row.submit.request, reason=end.name.lower())
         return token, end
 
     def _end(self, row: FakeRow, token: int) -> Finished:
@@ -326,13 +327,13 @@ class FakeEngine(asyncio.Protocol):
                 case Submit():
                     for one in _rows(message):
                         self.waiting[one.request] = FakeRow(one, self.reply(one), one.deadline_s)
-                        self._decide("arrived", one.request, prompt_tokens=len(one.prompt) // 4)
+                        self.decide("arrived", one.request, prompt_tokens=len(one.prompt) // 4)
                     self._plan_step()
                 case Cancel(request) | Finish(request, _):
                     self.running.pop(request, None)
                     self.waiting.pop(request, None)
                     reason = "aborted" if isinstance(message, Cancel) else "stopped"
-                    self._decide("finished", request, reason=reason)
+                    self.decide("finished", request, reason=reason)
                     decisions = self._drain_decisions()
                     self.send(Step(step_id=0, decisions=decisions, counters=self.counters()))
                 case SetDeadline(request, deadline_s):

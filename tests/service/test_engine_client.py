@@ -108,7 +108,7 @@ def broken(*args: object, **kwargs: object) -> None:
     raise ValueError("broken")
 
 
-@pytest.mark.parametrize("method", ["on_token", "on_admitted", "on_preempted"])
+@pytest.mark.parametrize("method", ["on_token", "on_admitted", "on_preempted", "on_parked"])
 @pytest.mark.parametrize("on_failed", [None, broken])
 def test_a_row_that_raises_fails_alone(run, open_front, monkeypatch, method, on_failed):
     async def main():
@@ -122,6 +122,7 @@ def test_a_row_that_raises_fails_alone(run, open_front, monkeypatch, method, on_
                 monkeypatch.setattr(row, "on_failed", on_failed)
             await front.engine.until(lambda: len(front.engine.waiting) == 2)
             front.engine.preempted = [row.number]
+            front.engine.decide("parked", row.number)
             with capture_logs() as logs:
                 front.engine.resume()
                 events = [event async for batch in good for event in batch]

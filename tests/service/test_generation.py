@@ -19,12 +19,30 @@ from cadenza.service.errors import (
     Overloaded,
     RequestError,
 )
-from cadenza.service.events import Admitted, Delta, Event, Finished, FinishReason, Preempted
+from cadenza.service.events import (
+    Admitted,
+    Delta,
+    Event,
+    Finished,
+    FinishReason,
+    Parked,
+    Preempted,
+    Resumed,
+    Unparked,
+)
 from cadenza.service.generation import Generation
 from cadenza.service.limits import Limits
 from cadenza.service.request import GenerationRequest
 from cadenza.wire.arrays import pack_ids, view_ids
-from cadenza.wire.messages import Step, Submit
+from cadenza.wire.messages import (
+    Cancel,
+    Credit,
+    Reprioritise,
+    ResetPrefixCache,
+    SetDeadline,
+    Step,
+    Submit,
+)
 
 
 def ask(text: str = "hello", **more: object) -> GenerationRequest:
@@ -345,6 +363,128 @@ def test_preemption_is_told(run, open_front):
             while not any(isinstance(event, Preempted) for event in events):
                 events += await anext(generation)
             generation.cancel()
+
+    run(main())
+
+
+def test_what_the_scheduler_does_with_a_choice_is_told_in_order(run, open_front):
+    async def main():
+        async with open_front() as front:
+            front.engine.auto = False
+            generation = await front.generator.submit(ask(n=2))
+            await front.engine.until(lambda: bool(front.engine.waiting))
+            front.engine.step()
+            first, second = front.engine.running
+            front.engine.preempted = [second]
+            front.engine.step()
+            front.engine.admitted_again = [second]
+            front.engine.decide("parked", first)
+            front.engine.step()
+            front.engine.decide("unparked", first)
+            front.engine.step()
+            events: list[Event] = []
+            while not any(isinstance(event, Unparked) for event in events):
+                events += await anext(generation)
+            generation.cancel()
+
+        assert [event for event in events if not isinstance(event, Delta)] == [
+            Admitted(cached_tokens=3),
+            Preempted(choice=1),
+            Resumed(choice=1),
+            Parked(choice=0),
+            Unparked(choice=0),
+        ]
+
+    run(main())
+
+
+def test_a_running_generation_gets_another_priority_deadline_and_credit(run, open_front):
+    async def main():
+        async with open_front() as front:
+            front.engine.auto = False
+            generation = await front.generator.submit(ask(n=2, credit=6))
+            await front.engine.until(lambda: bool(front.engine.waiting))
+            [submit] = front.engine.submits()
+            assert submit.credit == 6
+            first = submit.request
+            generation.reprioritise(-3)
+            generation.set_deadline(None)
+            generation.grant(5)
+            reset = front.client.reset_prefix_cache()
+            await reset
+
+            assert front.engine.received[-6:-1] == [
+                Reprioritise(first, -3),
+                Reprioritise(first + 1, -3),
+                SetDeadline(first, None),
+                SetDeadline(first + 1, None),
+                Credit(first, 5),
+            ]
+            generation.cancel()
+            told = len(front.engine.received)
+            generation.reprioritise(1)
+            generation.set_deadline(None)
+            generation.grant(1)
+            await front.client.reset_prefix_cache()
+
+            later = front.engine.received[told:]
+            assert [type(message) for message in later] == [Cancel, Cancel, ResetPrefixCache]
+
+    run(main())
+
+
+def test_a_later_deadline_counts_for_how_the_end_is_told(run, open_front):
+    """What its client gives up long before the new deadline was not ended by a deadline."""
+
+    async def main():
+        async with open_front() as front:
+            front.engine.auto = False
+            generation = await front.generator.submit(ask(deadline_s=time.monotonic() + 0.001))
+            generation.set_deadline(time.monotonic() + 3600)
+            generation.cancel()
+
+            assert front.generator.metrics.finished["abort"] == 1
+
+    run(main())
+
+
+def test_who_waited_before_is_known_when_a_generation_begins(run, open_front):
+    async def main():
+        async with open_front() as front:
+            front.engine.auto = False
+            before = await front.generator.submit(ask(n=3))
+            generation = await front.generator.submit(ask(n=2))
+
+            assert (before.queue_position, generation.queue_position) == (0, 3)
+            before.cancel()
+            generation.cancel()
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("n", "credit"), [(1, -1), (1, 1 << 32), (2, 1), (3, 0), (1, 1.5), (1, "4")]
+)
+def test_a_credit_is_a_number_that_gives_each_choice_a_token(run, open_front, n, credit):
+    async def main():
+        async with open_front() as front:
+            with pytest.raises(InvalidRequest) as caught:
+                await front.generator.submit(ask(n=n, credit=credit))
+            assert caught.value.field == "credit"
+
+    run(main())
+
+
+def test_choices_beyond_the_engines_seats_share_no_credit(run, open_front):
+    async def main():
+        async with open_front(ready=False) as front:
+            front.engine.seats = 2
+            front.engine.become_ready()
+            await front.client.ready()
+            with pytest.raises(InvalidRequest, match="at most 2 choices") as caught:
+                await front.generator.submit(ask(n=3, credit=3))
+            assert caught.value.field == "n"
+            assert front.generator.is_idle
 
     run(main())
 

@@ -106,6 +106,9 @@ class SessionRequest(_message.Message):
 
     SUBMIT_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
+    REPRIORITISE_FIELD_NUMBER: _builtins.int
+    SET_DEADLINE_FIELD_NUMBER: _builtins.int
+    CREDIT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def submit(self) -> Global___Submit:
         """Begins a request."""
@@ -114,17 +117,32 @@ class SessionRequest(_message.Message):
     def cancel(self) -> Global___Cancel:
         """Gives a request up."""
 
+    @_builtins.property
+    def reprioritise(self) -> Global___Reprioritise:
+        """Gives a request another priority."""
+
+    @_builtins.property
+    def set_deadline(self) -> Global___SetDeadline:
+        """Gives a request more time, or less."""
+
+    @_builtins.property
+    def credit(self) -> Global___Credit:
+        """Takes more tokens of a request that was submitted with credit."""
+
     def __init__(
         self,
         *,
         submit: Global___Submit | None = ...,
         cancel: Global___Cancel | None = ...,
+        reprioritise: Global___Reprioritise | None = ...,
+        set_deadline: Global___SetDeadline | None = ...,
+        credit: Global___Credit | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "cancel", b"cancel", "submit", b"submit"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "cancel", b"cancel", "credit", b"credit", "reprioritise", b"reprioritise", "set_deadline", b"set_deadline", "submit", b"submit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "cancel", b"cancel", "submit", b"submit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "cancel", b"cancel", "credit", b"credit", "reprioritise", b"reprioritise", "set_deadline", b"set_deadline", "submit", b"submit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_action: _TypeAlias = _typing.Literal["submit", "cancel"]  # noqa: Y015
+    _WhichOneofReturnType_action: _TypeAlias = _typing.Literal["submit", "cancel", "reprioritise", "set_deadline", "credit"]  # noqa: Y015
     _WhichOneofArgType_action: _TypeAlias = _typing.Literal["action", b"action"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_action) -> _WhichOneofReturnType_action | None: ...
 
@@ -164,25 +182,42 @@ class Submit(_message.Message):
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     INPUT_FIELD_NUMBER: _builtins.int
+    TIMEOUT_FIELD_NUMBER: _builtins.int
+    CREDIT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The client's name for the request: 1 to 128 characters, unique among the live requests of the
     stream. It is free again after the terminal event.
     """
+    credit: _builtins.int
+    """Tokens that the client takes for now, of all choices together: at least one for each choice, or
+    0 where there is one choice. A request whose credit is used up is parked until `credit` grants
+    more; it may lose its seat meanwhile, never a token. Default: without limit.
+    """
     @_builtins.property
     def input(self) -> Global___GenerationInput:
         """What to generate. Required."""
+
+    @_builtins.property
+    def timeout(self) -> _duration_pb2.Duration:
+        """Time from now within which the request shall be complete; otherwise it ends with `failed`, code
+        DEADLINE_EXCEEDED, after what came in time. Default: no limit.
+        """
 
     def __init__(
         self,
         *,
         request_id: _builtins.str = ...,
         input: Global___GenerationInput | None = ...,
+        timeout: _duration_pb2.Duration | None = ...,
+        credit: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_credit", b"_credit", "credit", b"credit", "input", b"input", "timeout", b"timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["input", b"input", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_credit", b"_credit", "credit", b"credit", "input", b"input", "request_id", b"request_id", "timeout", b"timeout"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__credit: _TypeAlias = _typing.Literal["credit"]  # noqa: Y015
+    _WhichOneofArgType__credit: _TypeAlias = _typing.Literal["_credit", b"_credit"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__credit) -> _WhichOneofReturnType__credit | None: ...
 
 Global___Submit: _TypeAlias = Submit  # noqa: Y015
 
@@ -209,6 +244,88 @@ class Cancel(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Cancel: _TypeAlias = Cancel  # noqa: Y015
+
+@_typing.final
+class Reprioritise(_message.Message):
+    """Gives a request another priority, which counts from the next step on. Ignored for an unknown or
+    ended request, like the actions below.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """The `request_id` given at submit."""
+    priority: _builtins.int
+    """As `GenerationInput.priority`: lower is earlier."""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        priority: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["priority", b"priority", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Reprioritise: _TypeAlias = Reprioritise  # noqa: Y015
+
+@_typing.final
+class SetDeadline(_message.Message):
+    """Gives a request another deadline in place of the one it had."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    TIMEOUT_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """The `request_id` given at submit."""
+    @_builtins.property
+    def timeout(self) -> _duration_pb2.Duration:
+        """Time from now. Not set: no deadline."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        timeout: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["timeout", b"timeout"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id", "timeout", b"timeout"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetDeadline: _TypeAlias = SetDeadline  # noqa: Y015
+
+@_typing.final
+class Credit(_message.Message):
+    """Takes more tokens of a request. Without effect on one that was submitted without credit."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """The `request_id` given at submit."""
+    tokens: _builtins.int
+    """Tokens in addition to those taken before, of all choices together."""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Credit: _TypeAlias = Credit  # noqa: Y015
 
 @_typing.final
 class GenerationInput(_message.Message):
@@ -683,6 +800,7 @@ class Accepted(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_CHOICES_FIELD_NUMBER: _builtins.int
+    QUEUE_POSITION_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """The server's name for the generation, for its logs and timelines."""
     model: _builtins.str
@@ -691,6 +809,8 @@ class Accepted(_message.Message):
     """Tokens of the prompt, after template and tokeniser."""
     num_choices: _builtins.int
     """Choices to come, numbered from 0."""
+    queue_position: _builtins.int
+    """Choices of others that waited for their first seats when the request joined them."""
     def __init__(
         self,
         *,
@@ -698,10 +818,11 @@ class Accepted(_message.Message):
         model: _builtins.str = ...,
         prompt_tokens: _builtins.int = ...,
         num_choices: _builtins.int = ...,
+        queue_position: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "model", b"model", "num_choices", b"num_choices", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "model", b"model", "num_choices", b"num_choices", "prompt_tokens", b"prompt_tokens", "queue_position", b"queue_position"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -715,6 +836,9 @@ class Notice(_message.Message):
 
     ADMITTED_FIELD_NUMBER: _builtins.int
     PREEMPTED_FIELD_NUMBER: _builtins.int
+    RESUMED_FIELD_NUMBER: _builtins.int
+    PARKED_FIELD_NUMBER: _builtins.int
+    UNPARKED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def admitted(self) -> Global___Admitted:
         """The request got a seat."""
@@ -723,17 +847,32 @@ class Notice(_message.Message):
     def preempted(self) -> Global___Preempted:
         """A choice lost its seat."""
 
+    @_builtins.property
+    def resumed(self) -> Global___Resumed:
+        """A choice is back in a seat."""
+
+    @_builtins.property
+    def parked(self) -> Global___Parked:
+        """A choice waits for credit."""
+
+    @_builtins.property
+    def unparked(self) -> Global___Unparked:
+        """A choice goes on."""
+
     def __init__(
         self,
         *,
         admitted: Global___Admitted | None = ...,
         preempted: Global___Preempted | None = ...,
+        resumed: Global___Resumed | None = ...,
+        parked: Global___Parked | None = ...,
+        unparked: Global___Unparked | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "notice", b"notice", "preempted", b"preempted"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "notice", b"notice", "parked", b"parked", "preempted", b"preempted", "resumed", b"resumed", "unparked", b"unparked"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "notice", b"notice", "preempted", b"preempted"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "notice", b"notice", "parked", b"parked", "preempted", b"preempted", "resumed", b"resumed", "unparked", b"unparked"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_notice: _TypeAlias = _typing.Literal["admitted", "preempted"]  # noqa: Y015
+    _WhichOneofReturnType_notice: _TypeAlias = _typing.Literal["admitted", "preempted", "resumed", "parked", "unparked"]  # noqa: Y015
     _WhichOneofArgType_notice: _TypeAlias = _typing.Literal["notice", b"notice"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_notice) -> _WhichOneofReturnType_notice | None: ...
 
@@ -782,6 +921,72 @@ class Preempted(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Preempted: _TypeAlias = Preempted  # noqa: Y015
+
+@_typing.final
+class Resumed(_message.Message):
+    """A choice that was preempted got a seat again."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHOICE_FIELD_NUMBER: _builtins.int
+    choice: _builtins.int
+    """Number of the choice."""
+    def __init__(
+        self,
+        *,
+        choice: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Resumed: _TypeAlias = Resumed  # noqa: Y015
+
+@_typing.final
+class Parked(_message.Message):
+    """The credit of the request is used up: the choice waits, and is the first to lose its seat."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHOICE_FIELD_NUMBER: _builtins.int
+    choice: _builtins.int
+    """Number of the choice."""
+    def __init__(
+        self,
+        *,
+        choice: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Parked: _TypeAlias = Parked  # noqa: Y015
+
+@_typing.final
+class Unparked(_message.Message):
+    """There is credit again for a choice that was parked."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHOICE_FIELD_NUMBER: _builtins.int
+    choice: _builtins.int
+    """Number of the choice."""
+    def __init__(
+        self,
+        *,
+        choice: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Unparked: _TypeAlias = Unparked  # noqa: Y015
 
 @_typing.final
 class Tokens(_message.Message):

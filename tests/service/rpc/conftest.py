@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 
@@ -39,8 +39,10 @@ class FakeGeneration:
         self.id = id
         self.model = "fake"
         self.prompt_tokens = 7
+        self.queue_position = 2
         self.num_choices = num_choices
         self.num_pulled = 0  # batches that the server has asked for and got
+        self.controls: list[tuple[str, float | None]] = []  # what was done with it, in order
         self.cancelled = asyncio.Event()  # set, too, where a finished generation is left
         self.is_finished = False
         self._batches: asyncio.Queue[list[Event] | RequestError | Exception] = asyncio.Queue()
@@ -83,6 +85,15 @@ class FakeGeneration:
     def cancel(self) -> None:
         self.cancelled.set()
 
+    def reprioritise(self, priority: int) -> None:
+        self.controls.append(("priority", priority))
+
+    def set_deadline(self, deadline_s: float | None) -> None:
+        self.controls.append(("deadline", deadline_s))
+
+    def grant(self, tokens: int) -> None:
+        self.controls.append(("credit", tokens))
+
     async def __aenter__(self) -> FakeGeneration:
         return self
 
@@ -98,12 +109,15 @@ class FakeGenerator:
         self.generations: dict[str, FakeGeneration] = {}
         self.requests: list[GenerationRequest] = []
         self.errors: dict[str, Exception] = {}  # by text: what submit raises
+        self.before_submit: Callable[[], Awaitable[object]] | None = None  # what it waits for
         self.on_submit: Callable[[FakeGeneration], None] = lambda generation: None
         self._changed = asyncio.Event()
 
     async def submit(self, request: GenerationRequest) -> FakeGeneration:
         text = request.text or ""
         self.requests.append(request)
+        if self.before_submit is not None:
+            await self.before_submit()
         if text in self.errors:
             raise self.errors[text]
         generation = FakeGeneration(f"gen-{text[:20]}", request.n or 1)

@@ -15,9 +15,12 @@ from cadenza.service.events import (
     Delta,
     Finished,
     FinishReason,
+    Parked,
     PositionLogprobs,
     Preempted,
+    Resumed,
     TokenLogprob,
+    Unparked,
 )
 from cadenza.service.limits import Limits
 from cadenza.service.request import GenerationRequest
@@ -361,12 +364,22 @@ def test_a_lone_surrogate_becomes_a_replacement_character():
     assert pb.Event.FromString(event.SerializeToString()) == event
 
 
-def test_notices_tell_admission_and_preemption():
-    admitted = codec.to_event("r", Admitted(cached_tokens=0))
-    preempted = codec.to_event("r", Preempted(choice=2))
+@pytest.mark.parametrize("notice", [Preempted, Resumed, Parked, Unparked])
+def test_a_notice_tells_what_the_scheduler_did_with_which_choice(notice):
+    kind = notice.__name__.lower()
 
-    assert admitted.notice.WhichOneof("notice") == "admitted"
-    assert preempted.notice.preempted.choice == 2
+    event = codec.to_event("r", notice(choice=2))
+
+    assert event.request_id == "r"
+    assert event.notice.WhichOneof("notice") == kind
+    assert getattr(event.notice, kind).choice == 2
+
+
+def test_an_admission_tells_how_much_was_cached():
+    event = codec.to_event("r", Admitted(cached_tokens=0))
+
+    assert event.notice.WhichOneof("notice") == "admitted"
+    assert codec.to_event("r", Admitted(cached_tokens=8)).notice.admitted.cached_tokens == 8
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ async def test_a_request_is_told_from_accepted_to_finished(generator, serve, req
 
     assert kinds == ["accepted", "notice", "tokens", "tokens", "choice_finished", "finished"]
     assert events[0].accepted == pb.Accepted(
-        id="gen-hi", model="fake", prompt_tokens=7, num_choices=1
+        id="gen-hi", model="fake", prompt_tokens=7, num_choices=1, queue_position=2
     )
     assert "".join(event.tokens.text for event in events) == "Hello world"
     assert events[-1].finished.usage == pb.Usage(

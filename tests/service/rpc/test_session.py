@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from contextlib import asynccontextmanager
 
 import pytest
+from google.protobuf import duration_pb2
 from structlog.testing import capture_logs
 
 from cadenza.service.errors import EngineUnavailable, GenerationFailed, InvalidRequest
@@ -273,6 +275,97 @@ async def test_an_unknown_action_is_refused_and_the_stream_goes_on(generator, su
 
     assert [event.failed.code for event in client.events_of("")] == [INVALID_ARGUMENT]
     assert client.kinds_of("a")[-1] == "finished"
+
+
+def control_of(request_id: str) -> list[pb.SessionRequest]:
+    """One of each action on a running request."""
+    timeout = duration_pb2.Duration(seconds=60, nanos=500_000_000)
+    return [
+        pb.SessionRequest(reprioritise=pb.Reprioritise(request_id=request_id, priority=-7)),
+        pb.SessionRequest(set_deadline=pb.SetDeadline(request_id=request_id, timeout=timeout)),
+        pb.SessionRequest(set_deadline=pb.SetDeadline(request_id=request_id)),
+        pb.SessionRequest(credit=pb.Credit(request_id=request_id, tokens=9)),
+        pb.SessionRequest(credit=pb.Credit(request_id=request_id, tokens=2)),
+    ]
+
+
+async def test_a_running_request_is_in_its_clients_control(generator, submit_of):
+    async with open_session(generator) as (_, client, _task):
+        client.send(submit_of("a"), submit_of("b"))
+        await settle()
+        before_s = time.monotonic()
+        client.send(*control_of("a"))
+        await settle()
+
+        (priority, deadline, *others) = generator.generations["a"].controls
+        assert priority == ("priority", -7)
+        assert deadline[0] == "deadline"
+        assert before_s + 60.5 <= deadline[1] <= time.monotonic() + 60.5
+        assert others == [("deadline", None), ("credit", 9), ("credit", 2)]
+        assert not generator.generations["b"].controls
+        assert client.events_of("") == []
+
+
+async def test_what_is_wanted_while_the_prompt_is_encoded_is_done_once_it_runs(
+    generator, submit_of
+):
+    """The last word counts; credits add up."""
+    encoded = asyncio.Event()
+    generator.before_submit = encoded.wait
+    async with open_session(generator) as (_, client, _task):
+        client.send(submit_of("a"), *control_of("a"), *control_of("a"))
+        await settle()
+        assert not generator.generations
+        encoded.set()
+        await settle()
+
+        assert generator.generations["a"].controls == [
+            ("priority", -7),
+            ("deadline", None),
+            ("credit", 22),
+        ]
+
+
+async def test_control_of_an_unknown_or_ended_request_is_ignored(generator, submit_of, cancel_of):
+    async with open_session(generator) as (_, client, _task):
+        client.send(submit_of("a"), cancel_of("a"), *control_of("a"), *control_of("b"))
+        await settle()
+
+        assert not client.events_of("")
+        assert not client.events_of("b")
+
+
+async def test_a_submit_says_its_time_and_its_credit(generator, submit_of):
+    timed, free = submit_of("a"), submit_of("b")
+    timed.submit.timeout.FromMilliseconds(1500)
+    timed.submit.credit = 0
+    async with open_session(generator) as (_, client, _task):
+        before_s = time.monotonic()
+        client.send(timed, free)
+        await settle()
+
+        (first, second) = generator.requests
+        assert before_s + 1.5 <= first.deadline_s <= time.monotonic() + 1.5
+        assert first.credit == 0
+        assert second.deadline_s is None
+        assert second.credit is None
+
+
+async def test_a_timeout_below_zero_is_refused_and_what_runs_goes_on(generator, submit_of):
+    wrong = submit_of("b")
+    wrong.submit.timeout.FromMilliseconds(-1500)
+    worse = pb.SetDeadline(request_id="a", timeout=duration_pb2.Duration(nanos=-1))
+    async with open_session(generator) as (_, client, _task):
+        client.send(submit_of("a"), wrong, pb.SessionRequest(set_deadline=worse))
+        await settle()
+
+        [refused] = client.events_of("b")
+        assert (refused.failed.code, refused.failed.field) == (INVALID_ARGUMENT, "timeout")
+        assert refused.failed.message == "timeout is -1.5 s; it must not be negative"
+        [told] = client.events_of("")
+        assert (told.failed.code, told.failed.field) == (INVALID_ARGUMENT, "timeout")
+        assert not generator.generations["a"].controls
+        assert not generator.generations["a"].cancelled.is_set()
 
 
 async def test_requests_past_the_limit_are_refused_until_one_ends(generator, submit_of):
