@@ -159,7 +159,7 @@ class ServeOptions(PolicyOptions):
     """Where the model runs."""
 
     dtype: Annotated[Literal["auto", "float32", "bfloat16"], Model] = "auto"
-    """Type of weights and KV cache; auto takes bfloat16 where the hardware multiplies it."""
+    """Type of weights and KV cache; auto takes bfloat16 where weights and hardware have it."""
 
     max_model_len: Annotated[int | None, Model, Positive] = None
     """Prompt and output tokens of a request at most; default: what the model was trained for."""

@@ -31,8 +31,9 @@ def load_model(path: Path, device: str, dtype: str, progress: ProgressCallback) 
     unknown or not there.
     """
     resolved_device = resolve_device(device)
-    resolved_dtype = resolve_dtype(dtype, resolved_device)
+    named_dtype = named(dtype)
     config, source = _open(path)
+    resolved_dtype = named_dtype or best_dtype(resolved_device, source)
     with torch.inference_mode():
         return FAMILIES[config.architecture](
             config, source, resolved_dtype, resolved_device, progress
@@ -49,17 +50,22 @@ def resolve_device(name: str) -> torch.device:
     return torch.device("cuda" if use_cuda else "cpu")
 
 
-def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
-    """Return the dtype for a name of `EngineConfig.dtype`.
-
-    "auto" is bfloat16 where the hardware multiplies it (CUDA, AVX512-BF16, AMX), else float32.
-    """
-    if name == "auto":
-        is_fast = device.type == "cuda" or _cpu_multiplies_bfloat16()
-        return torch.bfloat16 if is_fast else torch.float32
-    if name not in _DTYPES:
+def named(name: str) -> torch.dtype | None:
+    """Return the dtype for a name of `EngineConfig.dtype`; None for "auto"."""
+    if name != "auto" and name not in _DTYPES:
         raise ValueError(f"dtype is {name!r}, not auto, float32 or bfloat16.")
-    return _DTYPES[name]
+    return _DTYPES.get(name)
+
+
+def best_dtype(device: torch.device, source: WeightSource) -> torch.dtype:
+    """Return what is fast and loses little.
+
+    That is bfloat16 on CUDA, and on a CPU that multiplies it (AVX512-BF16, AMX) if the weights are
+    stored so; else float32. Eight bits and a scale, as in GGUF files, say more than bfloat16 does.
+    """
+    if device.type == "cuda" or (source.is_bfloat16 and _cpu_multiplies_bfloat16()):
+        return torch.bfloat16
+    return torch.float32
 
 
 def _cpu_multiplies_bfloat16() -> bool:

@@ -12,13 +12,15 @@ import torch
 from torch import Tensor
 
 from cadenza.checkpoints import CheckpointError, GgufFile, ModelFolder
+from cadenza.checkpoints.ggml_types import GGML_TYPES
 from cadenza.engine.models.config import ModelConfig
 
 ProgressCallback = Callable[[str, int, int], None]  # stage, done, total (0: not countable)
 
 
+_EMBEDDING = "model.embed_tokens.weight"
 _GGUF_NAMES = {
-    "model.embed_tokens.weight": "token_embd.weight",
+    _EMBEDDING: "token_embd.weight",
     "model.norm.weight": "output_norm.weight",
     "lm_head.weight": "output.weight",
     "rope_factors": "rope_freqs.weight",
@@ -39,6 +41,11 @@ _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.weight")
 
 class WeightSource(Protocol):
     """Weights under transformers' names."""
+
+    @property
+    def is_bfloat16(self) -> bool:
+        """Whether they are stored as bfloat16, as far as the embedding tells."""
+        ...
 
     def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """Return a weight on the CPU, in any floating dtype.
@@ -70,6 +77,11 @@ class FolderWeights:
                 raise CheckpointError(
                     f"{path}: not a readable safetensors file ({error}); truncated or corrupt?"
                 ) from error
+
+    @property
+    def is_bfloat16(self) -> bool:
+        file = self._files.get(_EMBEDDING)
+        return file is not None and file.get_slice(_EMBEDDING).get_dtype() == "BF16"
 
     def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
         weight = self.find(name, shape)
@@ -103,6 +115,11 @@ class GgufWeights:
             "self_attn.q_proj": config.num_heads,
             "self_attn.k_proj": config.num_kv_heads,
         }
+
+    @property
+    def is_bfloat16(self) -> bool:
+        info = self._file.tensors.get(_GGUF_NAMES[_EMBEDDING])
+        return info is not None and GGML_TYPES[info.ggml_type].name == "BF16"
 
     def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
         weight = self.find(name, shape)

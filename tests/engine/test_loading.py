@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gguf import GGUFWriter
+from gguf import GGMLQuantizationType, GGUFWriter
 from safetensors.torch import load_file, save_file
 
 from cadenza.checkpoints import CheckpointError, read_gguf
+from cadenza.engine import loading
 from cadenza.engine.loading import load_model
 from cadenza.engine.models import GgufWeights, config_from_gguf
 from cadenza.engine.runner import build_runner
@@ -92,6 +93,7 @@ def cut(file: Path, size: int) -> None:
 
 
 Damage = Callable[[Path], object]
+EMBEDDING = "model.embed_tokens.weight"
 DOWN = "model.layers.1.mlp.down_proj.weight"
 
 BROKEN_FOLDERS: dict[str, tuple[Damage, str]] = {
@@ -214,11 +216,15 @@ GGUF_SHAPES = {
 }
 
 
+GGUF_KINDS = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+
+
 def write_gguf(
     path: Path,
     changes: dict[str, Any] | None = None,
     shapes: dict[str, tuple[int, ...] | None] | None = None,
     architecture: str = "llama",
+    stored: torch.dtype = torch.float32,
 ) -> None:
     """A tiny Llama as a GGUF file; None leaves a number or a tensor out."""
     writer = GGUFWriter(path, architecture)
@@ -235,7 +241,9 @@ def write_gguf(
     for name, shape in {**GGUF_SHAPES, **(shapes or {})}.items():
         if shape is not None:
             full_name = name if name.endswith(".bias") else f"{name}.weight"
-            writer.add_tensor(full_name, np.full(shape, 0.1, dtype=np.float32))
+            values = torch.full(shape, 0.1, dtype=stored)
+            kind = GGMLQuantizationType[GGUF_KINDS[stored]]
+            writer.add_tensor(full_name, values.view(torch.uint8).numpy(), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -248,6 +256,38 @@ def test_a_small_gguf_file_loads(tmp_path: Path):
     config = load(tmp_path / "tiny.gguf").config
 
     assert (config.head_dim, config.group, config.tied_embeddings) == (6, 2, True)
+
+
+@pytest.mark.parametrize(
+    ("stored", "multiplies", "dtype"),
+    [
+        (torch.bfloat16, True, torch.bfloat16),
+        (torch.bfloat16, False, torch.float32),
+        (torch.float32, True, torch.float32),
+        (torch.float16, True, torch.float32),
+    ],
+)
+@pytest.mark.parametrize("is_gguf", [False, True])
+def test_bfloat16_is_taken_where_weights_have_no_more_and_the_cpu_multiplies_it(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    stored: torch.dtype,
+    multiplies: bool,
+    dtype: torch.dtype,
+    is_gguf: bool,
+):
+    monkeypatch.setattr(loading, "_cpu_multiplies_bfloat16", lambda: multiplies)
+    path = tmp_path / "tiny.gguf"
+    if is_gguf:
+        write_gguf(path, stored=stored)
+    else:
+        path = tmp_path
+        save_tiny(path)
+        reweigh(path, EMBEDDING, load_file(path / WEIGHTS)[EMBEDDING].to(stored))
+
+    assert load(path, dtype="auto").dtype is dtype
+    assert load(path, dtype="bfloat16").dtype is torch.bfloat16
+    assert load(path, dtype="float32").dtype is torch.float32
 
 
 def test_rotary_rows_of_a_gguf_file_are_put_back_in_order(tmp_path: Path):
