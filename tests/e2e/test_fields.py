@@ -131,3 +131,33 @@ def test_ranks_of_a_greedy_answer_are_one(server: Served):
     assert scored["prompt_logprobs"][0] is None
     ranks = [own["rank"] for entry in scored["prompt_logprobs"][-12:] for own in entry.values()]
     assert ranks == [1] * 12
+
+
+HOT = {"temperature": 1.5, "seed": 5}
+# So that tokens come again, but not one of them alone
+FEW = {"allowed_token_ids": [*range(700, 732)], "max_tokens": 24, "temperature": 5}
+
+
+@pytest.mark.parametrize(
+    ("beside", "extreme"),
+    [
+        ({}, {"temperature": 0.2}),
+        ({}, {"seed": 6}),
+        ({}, {"top_k": 1}),
+        ({}, {"top_p": 1e-3}),
+        ({}, {"min_p": 1.0}),
+        (FEW, {"presence_penalty": 2.0}),
+        (FEW, {"frequency_penalty": 2.0}),
+        ({}, {"repetition_penalty": 0.01}),
+    ],
+    ids=lambda fields: next(iter(fields), ""),
+)
+def test_no_field_is_accepted_and_ignored(
+    ask: Ask, beside: dict[str, Any], extreme: dict[str, Any]
+):
+    assert ask(**{**HOT, **beside, **extreme}) != ask(**{**HOT, **beside})
+
+
+@pytest.mark.parametrize("greedy", [{"top_k": 1}, {"top_p": 1e-9}, {"min_p": 1.0}])
+def test_a_filter_that_keeps_one_token_is_greedy(ask: Ask, greedy: dict[str, Any]):
+    assert ask(**HOT, **greedy) == ask()

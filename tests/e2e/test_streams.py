@@ -47,7 +47,10 @@ def test_joined_streams_are_the_whole_answer(server: Served, given: dict[str, An
     check(server, given)
 
 
-FIRST = {name: OPTIONS[name] for name in ("path", "prompt", "n", "stop", "logprobs", "echo")}
+FIRST = {
+    name: OPTIONS[name]
+    for name in ("path", "prompt", "n", "stop", "logprobs", "echo", "temperature", "min_tokens")
+}
 REST = {name: values for name, values in OPTIONS.items() if name not in FIRST}
 
 
