@@ -5,7 +5,8 @@ scheduler, but a model that only takes its time, and clients: some long streams,
 requests. Their policies have no opinion in one window, and turn hostile in the next, until all are
 found out. What counts is the largest gap between two tokens of a stream in either window; the
 difference should stay below twice the budget that policies have in a step. Whatever else the
-machine does makes gaps too: the median of some rounds is shown, and the largest difference in any.
+machine does makes gaps too: the median of some rounds is shown, and the largest difference in any;
+and how long the calls took that were interrupted last, the longest of them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -67,7 +69,7 @@ STEP_S = 0.010
 ROUNDS = 5
 ONE_S, ALL_S = 0.6, 1.5  # a window, for one hook and for all of them: each has to fail three times
 
-FIGURES = ("without", "with", "extra", "worst")
+FIGURES = ("without", "with", "extra", "worst", "call")
 
 LIMITS = SchedulerConfig(
     num_blocks=1024,
@@ -231,10 +233,12 @@ async def measure(tokenizer: Tokenizer, side: str, kind: str) -> dict[str, Any]:
             )
             assert clients.stdin is not None
             assert clients.stdout is not None
-            rounds, out = [], set()
+            rounds, out, errors = [], set(), ""
             for _ in range(ROUNDS):
                 rounds.append(json.loads(await clients.stdout.readline()))
-                out |= await release_all(generator, engine)
+                quarantined, told = await release_all(generator, engine)
+                out |= quarantined
+                errors += told
                 clients.stdin.write(b"\n")
             await clients.wait()
     without_s, with_s = (median(each) for each in zip(*rounds, strict=True))
@@ -245,12 +249,15 @@ async def measure(tokenizer: Tokenizer, side: str, kind: str) -> dict[str, Any]:
         "with_ms": round(1e3 * with_s, 1),
         "extra_ms": round(1e3 * (with_s - without_s), 1),
         "worst_ms": round(1e3 * max(later - earlier for earlier, later in rounds), 1),
+        "call_ms": max(
+            map(float, re.findall(r"interrupted after ([\d.]+) ms", errors)), default=0.0
+        ),
         "quarantined": len(out),
     }
 
 
-async def release_all(generator: Generator, engine: EngineClient) -> set[str]:
-    """Ask all policies again; those that were quarantined."""
+async def release_all(generator: Generator, engine: EngineClient) -> tuple[set[str], str]:
+    """Ask all policies again; those that were quarantined, and their last errors."""
     state = await engine.ask(DescribePolicies)
     assert isinstance(state, PoliciesState)
     for policy in state.live.quarantined:
@@ -258,7 +265,9 @@ async def release_all(generator: Generator, engine: EngineClient) -> set[str]:
     ours = generator.policies.quarantined
     for policy in ours:
         generator.policies.release(policy)
-    return {*ours, *state.live.quarantined}
+    failed = (*state.live.faults, *generator.policies.hook_faults)
+    errors = [each.last_error for each in failed]
+    return {*ours, *state.live.quarantined}, "\n".join(errors)
 
 
 def show(result: dict[str, Any]) -> None:
