@@ -63,7 +63,7 @@ from tests.policies.hostile import KINDS, HostileModule, policy_of
 ROLE = (sys.executable, "-P", __file__)
 
 STREAMS = 4
-BURST = 4  # requests at once, more than find room in the queue
+BURST = 6  # requests at once, more than find room in the queue
 BURST_EVERY_S = 0.05
 STEP_S = 0.010
 ROUNDS = 5
