@@ -42,9 +42,11 @@ def _met(options: Options, places: Sequence[int]) -> set[tuple[str, int, str, in
 def body_of(given: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """A call's path and body, from options by completions' names; None leaves a field out.
 
-    `path`, `prompt`, and `usage` (None, "once" or "always") are not fields of their own.
+    `path`, `prompt`, `usage` (None, "once" or "always") and `settings` (several fields) are not
+    fields of their own.
     """
     fields = {name: value for name, value in given.items() if value is not None}
+    fields |= fields.pop("settings", {})
     path, prompt = fields.pop("path"), fields.pop("prompt")
     usage = fields.pop("usage", None)
     if usage is not None:
