@@ -167,9 +167,10 @@ def rank_cached_blocks(blocks: CachedBlocks, step: StepView) -> FloatArray | Non
 def guard_starvation(waiting: RequestColumns, step: StepView) -> BoolArray | None:
     """Mark waiting requests that are starving; they take every fourth admission, by arrival.
 
-    Called before `order_admissions`, with the same requests. Several policies may be chosen; they
-    and the default, which they do not replace, are all asked, and any True counts. None marks
-    nobody. Under an order with `overtakes_within_tenant` starving requests take every fourth
+    They take more only where the order itself puts one of them first. Called before
+    `order_admissions`, with the same requests. Several policies may be chosen; they and the
+    default, which they do not replace, are all asked, and any True counts. None marks nobody.
+    Under an order with `overtakes_within_tenant` starving requests take every fourth
     admission of their own tenant, at nobody else's cost. Default: bounded overtake.
     """
 

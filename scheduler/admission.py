@@ -19,7 +19,7 @@ from cadenza.scheduler.stores import Stores
 from cadenza.scheduler.table import Rows
 from cadenza.scheduler.turns import WHOLE, Turns
 from cadenza.scheduler.victims import Shortage
-from cadenza.scheduler.waiting import earliest, interleave, later_admissions, lowest
+from cadenza.scheduler.waiting import later_admissions, lowest
 
 PASSABLE = 16  # candidates beyond those for whom there are seats, as some may be passed over
 PINNED_TOKENS = 16  # that a row admitted as starving generates before it is a victim like others
@@ -136,17 +136,11 @@ class Admission:
         if not len(needy) and scores.max() < np.inf:  # the common case, of one pass less
             order = lowest(scores, arrivals, most)
             return waiting[order], starving[order]
+        tenants = None
         if len(needy):
             self._tell_starving(waiting.take(needy), plan)
-        if len(needy) and decisions.overtakes_within_tenant:
-            order = self._turns.within_tenants(scores, arrivals, columns.tenant, starving, most)
-            return waiting[order], starving[order]
-        # Taking the others out of long columns would take longer than to pass over who starves
-        others = scores.copy()
-        others[needy] = np.inf
-        normal = lowest(others, arrivals, min(most, int(np.count_nonzero(others < np.inf))))
-        needy = needy[earliest(arrivals.take(needy), most)]
-        order = interleave(needy, normal, self._turns.lead(WHOLE))[:most]
+            tenants = columns.tenant if decisions.overtakes_within_tenant else None
+        order = self._turns.order(scores, arrivals, starving, most, tenants)
         return waiting[order], starving[order]
 
     def _entry(self, candidate: Candidate, plan: PlanBuilder) -> Entry:

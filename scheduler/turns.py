@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
 from cadenza.policies.tenancy import by
 from cadenza.scheduler.columns import BoolColumn, FloatColumn, IntColumn, where
-from cadenza.scheduler.waiting import NORMAL_PER_STARVING, Indices, interleave, lowest
+from cadenza.scheduler.waiting import NORMAL_PER_STARVING, Indices, earliest, lowest
 
 WHOLE = -1  # in place of a tenant, where all take turns together
 
 
 class Turns:
     """Lets starving rows take every fourth admission: of all, or, tenant by tenant, of its own.
+
+    Those that the order itself lets in count, so that a guard costs others a quarter at most.
 
     The latter keeps an order fair among tenants that is so, however many of whose rows starve.
     """
@@ -37,38 +39,54 @@ class Turns:
             if self._since[tenant] == NORMAL_PER_STARVING:
                 del self._since[tenant]
 
-    def within_tenants(
+    def order(
         self,
         scores: FloatColumn,
         arrivals: IntColumn,
-        tenants: IntColumn,
         starving: BoolColumn,
         num: int,
+        tenants: IntColumn | None = None,
     ) -> Indices:
-        """The first `num` by score, of whose tenants starving rows take every fourth place.
+        """The first `num` by score, of which starving rows have every fourth place at least.
 
-        Every array has one element a waiting row. Returns indices. Rows that the order keeps out
-        (+inf) have no place, unless they starve: then they have the last ones, or take one of
-        their tenant's.
+        Every array has one element a waiting row. Returns indices. Starving rows go by arrival.
+        Places that the order itself gives to any of them are theirs beside those turns, or a row
+        would wait longer for being seen to starve. Rows that the order keeps out (+inf) have no
+        place, unless they starve: then they have the last ones, or a turn. With `tenants`, turns
+        are taken within each tenant, at nobody else's cost.
 
         A starving row may cost more than the one in whose place it enters. The order learns of
         that as of every admission, so that its tenant pays for it from the next step on.
         """
-        order, normal = _first(scores, arrivals, starving, num), ~starving & (scores < np.inf)
-        places: dict[int, list[int]] = {}
-        for place, tenant in enumerate(tenants.take(order).tolist()):
-            places.setdefault(tenant, []).append(place)
-        for tenant, needy in _by_tenant(arrivals, tenants, starving, places):
-            own, lead = places[tenant], self.lead(tenant)
-            by_score = order[own]
-            others = by_score[normal[by_score]]
-            # Starving rows that the order itself puts first may have held more places than turns
-            turns = max(0, -(-(len(own) - lead) // (NORMAL_PER_STARVING + 1)))
-            if len(others) + min(turns, len(needy)) < len(own):
-                others = where(normal & (tenants == tenant))
-                others = others[lowest(scores.take(others), arrivals.take(others), len(own))]
-            order[own] = interleave(needy[: len(own)], others, lead)[: len(own)]
+        order = _first(scores, arrivals, starving, num)
+        is_starving = starving.take(order)
+        for turn, places, needy in _groups(arrivals, tenants, starving, order):
+            rows = zip(order[places].tolist(), is_starving[places].tolist(), strict=True)
+            order[places] = _merged(list(rows), needy.tolist(), self.lead(turn))
         return order
+
+
+def _merged(by_score: list[tuple[int, bool]], needy: list[int], lead: int) -> list[int]:
+    """As many rows as there are by score, given with whether they starve.
+
+    `needy` are the starving ones by arrival, of whom one is due after `lead` others, and then after
+    every three.
+    """
+    merged: list[int] = []
+    entered = ranked = 0  # starving ones, in whatever place, and passed in the order by score
+    for row, starves in by_score:
+        if not lead and entered < len(needy):
+            merged.append(needy[entered])
+            entered, lead = entered + 1, NORMAL_PER_STARVING
+        if not starves:
+            merged.append(row)
+            lead = max(0, lead - 1)
+            continue
+        ranked += 1
+        if ranked > entered:
+            merged.append(needy[entered])
+            entered, lead = entered + 1, NORMAL_PER_STARVING
+    return merged[: len(by_score)]
 
 
 def _first(scores: FloatColumn, arrivals: IntColumn, starving: BoolColumn, num: int) -> Indices:
@@ -80,15 +98,21 @@ def _first(scores: FloatColumn, arrivals: IntColumn, starving: BoolColumn, num: 
     return able[lowest(scores.take(able), arrivals.take(able), num)]
 
 
-def _by_tenant(
-    arrivals: IntColumn, tenants: IntColumn, starving: BoolColumn, wanted: Collection[int]
-) -> Iterator[tuple[int, Indices]]:
-    """For each wanted tenant of whom any starve, those, in order of arrival."""
+def _groups(
+    arrivals: IntColumn, tenants: IntColumn | None, starving: BoolColumn, order: Indices
+) -> Iterator[tuple[int, list[int], Indices]]:
+    """Whose turns they are, their places in `order`, and as many that starve, by arrival."""
     needy = where(starving)
+    if tenants is None:
+        yield WHOLE, list(range(len(order))), needy[earliest(arrivals.take(needy), len(order))]
+        return
+    places: dict[int, list[int]] = {}
+    for place, tenant in enumerate(tenants.take(order).tolist()):
+        places.setdefault(tenant, []).append(place)
     needy = by(tenants, needy[arrivals.take(needy).argsort(kind="stable")])
-    owners = tenants.take(needy)
-    numbers = np.array(sorted(wanted), dtype=np.int64)
+    owners, numbers = tenants.take(needy), np.array(list(places), dtype=np.int64)
     starts, ends = owners.searchsorted(numbers), owners.searchsorted(numbers, side="right")
-    for tenant, start, end in zip(numbers.tolist(), starts.tolist(), ends.tolist(), strict=True):
+    for tenant, start, end in zip(places, starts.tolist(), ends.tolist(), strict=True):
+        own = places[tenant]
         if start < end:
-            yield tenant, needy[start:end]
+            yield tenant, own, needy[start : min(end, start + len(own))]

@@ -65,20 +65,6 @@ def _bound(values: npt.NDArray[Any], num: int) -> Any:
     return np.partition(values, num - 1)[num - 1]
 
 
-def interleave(starving: Indices, normal: Indices, lead: int) -> Indices:
-    """Merge two orders: `lead` normal ones, then one starving to every three normal ones.
-
-    When one side runs out the other goes on alone.
-    """
-    ranks = np.arange(len(starving))
-    places = ranks + np.minimum(lead + NORMAL_PER_STARVING * ranks, len(normal))
-    merged = np.empty(len(starving) + len(normal), dtype=np.intp)
-    is_normal = np.ones(len(merged), dtype=np.bool_)
-    is_normal[places] = False
-    merged[places], merged[is_normal] = starving, normal
-    return merged
-
-
 def later_admissions(arrivals: IntColumn, fresh: Sequence[int]) -> Indices:
     """For each arrival rank, how many of the `fresh` ones are later."""
     ordered = np.sort(np.asarray(fresh, dtype=np.int64))

@@ -18,6 +18,7 @@ from cadenza.policies.builtin import (
     ShortestPrefill,
 )
 from cadenza.policies.profile import Profile
+from cadenza.scheduler.decisions import Starving
 from cadenza.testing import Driver
 from tests.policies.views import STEP, order_of, whole
 
@@ -263,3 +264,25 @@ def test_the_order_of_10_000_takes_a_millisecond_or_so(name: str):
         best_s = min(best_s, perf_counter() - start_s)
 
     assert best_s < 0.004  # 0.05 to 1.3 ms where nothing else runs
+
+
+@pytest.mark.parametrize("order", ["fcfs", "fair-share"])
+def test_no_guard_makes_anybody_wait_who_is_first_by_arrival(order: str):
+    """More come than are served, so that most of those who wait starve by this guard's word."""
+
+    def admitted(guard: str) -> list[int]:
+        chosen = {"order_admissions": order, "guard_starvation": guard}
+        driver = Driver(
+            Profile(chosen, options={guard: {"seconds": 0.1}} if guard == "max-wait" else {}),
+            max_num_seqs=1,
+        )
+        for request in range(80):
+            driver.add(request, [1, 2, 3], max_tokens=1, tenant=str(request % 2))
+            if request % 4:
+                driver.step()
+        driver.run()
+        starve = [record for record in driver.decided if isinstance(record, Starving)]
+        assert bool(starve) == (guard == "max-wait")
+        return driver.admitted
+
+    assert admitted("max-wait") == admitted("bounded-overtake") == list(range(80))

@@ -33,21 +33,64 @@ def test_tenants_take_their_turns_apart():
 
 
 def merged(
-    tenants: Sequence[int],
+    tenants: Sequence[int] | None,
     starving: Sequence[int],
     num: int,
     scores: Sequence[float],
     turns: Turns | None = None,
 ) -> list[int]:
-    everybody = np.arange(len(tenants))
-    order = (turns or Turns()).within_tenants(
+    """Rows arrived in their order."""
+    everybody = np.arange(len(scores))
+    order = (turns or Turns()).order(
         np.array(scores, dtype=float),
         everybody,
-        np.array(tenants),
         np.isin(everybody, starving),
         num,
+        None if tenants is None else np.array(tenants),
     )
     return order.tolist()
+
+
+def after(*starving: bool) -> Turns:
+    """Turns after these admissions."""
+    turns = Turns()
+    for each in starving:
+        turns.count(WHOLE, starving=each)
+    return turns
+
+
+WORST = [9] * 3  # scores of the first three rows, which starve
+S, N = [0, 1, 2], [3, 4, 5, 6, 7, 8, 9]
+
+
+@pytest.mark.parametrize(
+    ("starving", "normal", "before", "order"),
+    [
+        ([], 7, (), N),
+        (S, 0, (True, False), S),
+        (S, 7, (), [0, 3, 4, 5, 1, 6, 7, 8, 2, 9]),
+        (S, 7, (True, False), [3, 4, 0, 5, 6, 7, 1, 8, 9, 2]),
+        (S, 1, (True,), [3, 0, 1, 2]),
+    ],
+)
+def test_a_starving_row_takes_every_fourth_place(
+    starving: list[int], normal: int, before: tuple[bool, ...], order: list[int]
+):
+    scores = [*WORST, *range(normal)] if starving else [np.inf] * 3 + [0.0, 1, 2, 3, 4, 5, 6]
+
+    assert merged(None, starving, len(scores), scores, after(*before)) == order
+
+
+def test_a_starving_row_keeps_the_place_that_its_order_gives_it():
+    scores = [0, 1, 2, 3, 4, 5]
+
+    assert merged(None, [0, 1, 2], 6, scores, after(True)) == [0, 1, 2, 3, 4, 5]
+    assert merged(None, [0, 1, 4], 6, scores, after(True)) == [0, 1, 2, 3, 4, 5]
+    assert merged(None, [0, 5], 6, scores, after(True)) == [0, 1, 2, 3, 5, 4]
+
+
+def test_whoever_of_the_starving_is_first_by_score_the_earliest_has_the_place():
+    assert merged(None, [0, 1, 2], 5, [9, 8, 0, 1, 2], after(True)) == [0, 3, 4, 1, 2]
 
 
 def test_a_starving_row_takes_a_turn_of_its_tenant_and_of_nobody_else():
@@ -72,26 +115,23 @@ def test_a_starving_row_that_its_order_keeps_out_has_a_turn_if_its_tenant_has_on
     assert merged([7, 7, 8], [1], 2, scores=[0, np.inf, 1]) == [1, 2]
 
 
-def test_starving_rows_that_the_order_puts_first_take_no_more_than_their_turns():
-    scores = [0, 1, 2, 3, 4, 5, 6]
-
-    assert merged([7] * 7, [0, 1, 2], 4, scores) == [0, 3, 4, 5]
-    assert merged([7] * 7, [0, 1, 2], 7, scores) == [0, 3, 4, 5, 1, 6, 2]
-
-
 def by_hand(
     tenants: list[int], starving: list[int], num: int, scores: list[float], turns: Turns
 ) -> list[int]:
-    """The same, tenant by tenant and place by place; rows arrived in their order."""
+    """The same, place by place; rows arrived in their order."""
     able = [row for row in range(len(tenants)) if row in starving or scores[row] < np.inf]
     order = sorted(able, key=lambda row: scores[row])[:num]
     placed = []
     for tenant in (tenants[row] for row in order):
-        own = [row for row in able if tenants[row] == tenant and row not in placed]
-        needy = [row for row in own if row in starving]
-        normal = sorted((row for row in own if row not in starving), key=lambda row: scores[row])
-        is_due = turns.lead(tenant) == 0
-        placed.append((needy or normal)[0] if is_due or not normal else normal[0])
+        own = [row for row in order if tenants[row] == tenant]
+        needy = [row for row in able if tenants[row] == tenant and row in starving]
+        entered = sum(row in placed for row in needy)
+        # Up to whom the order by score has come: all before the first normal one without a place
+        left = [row for row in own if row not in starving and row not in placed]
+        passed = own[: own.index(left[0])] if left else own
+        has_place = sum(row in starving for row in passed) > entered
+        is_turn = turns.lead(tenant) == 0 and entered < len(needy)
+        placed.append(needy[entered] if has_place or is_turn or not left else left[0])
         turns.count(tenant, starving=placed[-1] in starving)
     return placed
 
