@@ -109,14 +109,16 @@ def guard() -> Iterator[SignalGuard]:
 
 
 def check(folder: Path, guard: SignalGuard, kind: str, hooks: Collection[str]) -> None:
-    """Whoever is hostile is quarantined, and serves after a release; nobody else notices."""
+    """Whoever is hostile is quarantined, and serves after a release; nobody else notices.
+
+    A starved machine may cost others a fault, too, but not three.
+    """
     crowd, policies = Crowd(folder, guard, hooks), {policy_of(hook) for hook in hooks}
     runner = crowd.runner
     crowd.live_until(lambda: crowd.driver.scheduler.statistics().steps >= 5)
     crowd.module.arm(kind, hooks)
     crowd.live_until(lambda: {*runner.quarantined} == policies)
     assert faults(runner) == dict.fromkeys(hooks, STRIKES)
-    assert runner.faults == STRIKES * len(hooks)
 
     crowd.module.disarm()
     for policy in policies:
@@ -125,7 +127,6 @@ def check(folder: Path, guard: SignalGuard, kind: str, hooks: Collection[str]) -
     crowd.live_until(
         lambda: all(runner.tallies[policy_of(hook), hook].calls > calls[hook] for hook in hooks)
     )
-    assert runner.faults == STRIKES * len(hooks)
     assert runner.quarantined == ()
     crowd.end()
 
