@@ -29,6 +29,8 @@ DEFAULT = "default"
 # Read elsewhere; not options
 _OTHER_VARIABLES = frozenset({"CADENZA_PLUGINS", "CADENZA_TRACE_PLUGINS", FILE_VARIABLE})
 _MAX_FILE_BYTES = 1 << 20
+# What Python makes of wrong values, and the YAML reader lets through
+_LET_THROUGH = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError)
 _FIELDS = ServeOptions.model_fields
 # Every name of an option, as of flags but with _, and its field
 _NAMES = {
@@ -156,9 +158,10 @@ def _range(field: FieldInfo) -> str:
     low = bounds["ge"]
     if "lt" in bounds:
         return f"Must be at least {low} and less than {bounds['lt']}."
-    extra = field.json_schema_extra
-    unit = f" {extra['unit']}" if isinstance(extra, dict) and "unit" in extra else ""
-    return f"Must be from {low} to {bounds['le']}{unit}."
+    extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+    kind = f"{extra['kind']} " if "kind" in extra else ""
+    unit = f" {extra['unit']}" if "unit" in extra else ""
+    return f"Must be {kind}from {low} to {bounds['le']}{unit}."
 
 
 def _variables() -> Iterator[tuple[str, str]]:
@@ -197,6 +200,10 @@ def _of_file(path: Path) -> dict[str, Any]:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark is not None else ""
         raise UsageError(f"{path} cannot be read: {problem}{line}") from error
+    except RecursionError as error:
+        raise UsageError(f"{path} cannot be read: it is nested too deeply") from error
+    except _LET_THROUGH as error:
+        raise UsageError(f"{path} cannot be read: it is no YAML") from error
     if content is None:
         return {}
     if not isinstance(content, dict):
@@ -241,7 +248,8 @@ def _read(path: Path) -> str:
 def _loader(yaml: Any) -> Any:
     """YAML's safe loader, without aliases, which can stand for more than memory holds.
 
-    A key that comes twice is refused, of which YAML takes the last.
+    A key that comes twice is refused, of which YAML takes the last. A value that is not what its
+    tag or its form says is told with its line.
     """
 
     class Loader(yaml.SafeLoader):  # type: ignore[misc]
@@ -251,9 +259,20 @@ def _loader(yaml: Any) -> Any:
                 raise yaml.composer.ComposerError(None, None, "aliases are not taken", mark)
             return super().compose_node(parent, index)
 
+        def construct_object(self, node: Any, deep: bool = False) -> Any:
+            try:
+                return super().construct_object(node, deep)
+            except _LET_THROUGH as error:
+                problem = f"{_quoted(node.value)} is no {node.tag.rpartition(':')[2]}"
+                mark = node.start_mark
+                raise yaml.constructor.ConstructorError(None, None, problem, mark) from error
+
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
             seen = set()
-            for key, _ in node.value:
+            for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+                if not isinstance(key, yaml.ScalarNode):
+                    problem = "a key must be one word"
+                    raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
                 if key.value in seen:
                     problem = f"{key.value} comes twice"
                     raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)

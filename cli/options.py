@@ -41,7 +41,7 @@ def is_usable_key(key: str) -> bool:
 
 
 def _power_of_two(value: int) -> int:
-    if not 1 <= value <= _MAX_BLOCK_SIZE or value & (value - 1):
+    if value & (value - 1):
         raise ValueError(f"Must be a power of two from 1 to {_MAX_BLOCK_SIZE}.")
     return value
 
@@ -83,6 +83,7 @@ def _secret(_type: object, value: str | None) -> None:
 
 Port = Field(ge=0, le=65535)
 Positive = Field(ge=1, le=_INT64)
+BlockSize = Field(ge=1, le=_MAX_BLOCK_SIZE, json_schema_extra={"kind": "a power of two"})
 PowerOfTwo = AfterValidator(_power_of_two)
 Seats = Field(ge=1, le=1 << 16)  # each takes memory at once
 Threads = Field(ge=1, le=1024)
@@ -167,7 +168,7 @@ class ServeOptions(PolicyOptions):
     threads: Annotated[int | None, Model, Threads] = None
     """CPU threads of the engine; default: one a core."""
 
-    block_size: Annotated[int, Memory, PowerOfTwo] = 16
+    block_size: Annotated[int, Memory, BlockSize, PowerOfTwo] = 16
     """Tokens a KV block holds; a power of two."""
 
     num_gpu_blocks_override: Annotated[

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -191,6 +191,23 @@ def test_a_file_may_be_empty(file: Path, content: str):
         ("port: 'x", "cannot be read: "),
         ("a: &a [x]\nb: [*a]", "aliases are not taken, line 2"),
         ("port: !!python/object/apply:os.system ['true']", "cannot be read: "),
+        ("port: 2001-99-99", "cannot be read: 2001-99-99 is no timestamp, line 1"),
+        ("host: h\nport: !!int abc", "abc is no int, line 2"),
+        ("port: !!int ''", " is no int, line 1"),
+        ("port: !!float x", "x is no float, line 1"),
+        ("port: !!bool perhaps", "perhaps is no bool, line 1"),
+        ("port: !!timestamp x", "x is no timestamp, line 1"),
+        ("policy: [a, !!timestamp x]", "x is no timestamp, line 1"),
+        (f"port: {'9' * 5000}", "99... is no int, line 1"),
+        ("port: !!map x", "cannot be read: "),
+        ("port: !!set x", "cannot be read: "),
+        ("!!map x", "cannot be read: "),
+        ("? [a, b]\n: 1", "a key must be one word, line 1"),
+        ("port:\n  ? {a: b}\n  : 1", "a key must be one word, line 2"),
+        ('model: "\\UFFFFFFFF"', "cannot be read: it is no YAML"),
+        (f"%YAML 1.{'1' * 5000}\n---\nport: 1", "cannot be read: "),
+        ("port: " + "[" * 3000, "nested too deeply"),
+        ("port: " + "{a: " * 3000, "nested too deeply"),
     ],
 )
 def test_a_wrong_file_is_told(file: Path, content: str, message: str):
@@ -235,6 +252,19 @@ def test_a_wrong_variable_is_told(variable: str, value: str, message: str | None
         resolve(ServeOptions(), None, {variable: value})
     assert message in str(told.value)
     assert "two words" not in str(told.value)
+
+
+@pytest.mark.parametrize("value", ["9" * 5000, "-" + "9" * 5000, "1e5000", "0x10", "\ud800"])
+def test_every_option_that_takes_a_number_tells_what_is_none(file: Path, value: str):
+    for name, field in ServeOptions.model_fields.items():
+        if not {int, float} & {field.annotation, *get_args(field.annotation)}:
+            continue
+        variable = f"CADENZA_{name.upper()}"
+        with pytest.raises(UsageError, match=f"for {variable}. Must be "):
+            resolve(ServeOptions(), None, {variable: value})
+        file.write_text(json.dumps({name: value}))
+        with pytest.raises(UsageError, match=f"for {name} in {file}. Must be "):
+            resolve(ServeOptions(), file, {})
 
 
 def test_variables_that_are_nearly_right_are_told():
