@@ -341,9 +341,6 @@ class EngineClient(asyncio.Protocol):
         # A frame may have left before the engine read what we sent last
         self._at_rest = step.counters.at_rest and step.counters.received == self._sent
         rows = self._rows
-        for request in news.preempted:
-            if row := rows.get(request):
-                self._tell(request, row, row.on_preempted)
         for request, cached_tokens in news.admitted:
             if row := rows.get(request):
                 self._tell(request, row, row.on_admitted, cached_tokens)
@@ -355,6 +352,10 @@ class EngineClient(asyncio.Protocol):
             if row is not None:
                 logprobs = news.logprobs.get(index)
                 self._tell(request, row, row.on_token, token, finished, logprobs)
+        # The tokens are of the pass before this step, which took seats away after it
+        for request in news.preempted:
+            if row := rows.get(request):
+                self._tell(request, row, row.on_preempted)
         if step.decisions:
             self._tell_parked(step.decisions)
             self._show(step.decisions)

@@ -76,7 +76,7 @@ class Generation:
         self._on_closed = on_closed
         self._choices: list[Choice] = []
         self._unseated: set[Choice] = set()
-        self._notices: list[Event] = []
+        self._events: list[Event] = []
         self._prompt_logprobs: PromptLogprobs | None = None
         self._told_top: int | None = None  # of these, best tokens at each place, not yet told
         self._admitted = False
@@ -182,7 +182,7 @@ class Generation:
         raise StopAsyncIteration
 
     def _drain(self) -> list[Event]:
-        batch, self._notices = self._notices, []
+        batch, self._events = self._events, []
         for choice in self._choices:
             batch += choice.drain()
         return batch
@@ -221,7 +221,7 @@ class Generation:
         self._seat(choice)
         if sampled and self._told_top is not None and self._prompt_logprobs is not None:
             logprobs = self._prompt_logprobs.positions(self._told_top)
-            self._notices.append(PromptScored(logprobs=logprobs))
+            self._events.append(PromptScored(logprobs=logprobs))
             self._told_top = None
         if sampled:
             self._timer.token(choice.index)
@@ -235,13 +235,14 @@ class Generation:
             self._admitted = True
             self.cached_tokens = cached_tokens
             self._timer.seated(cached_tokens)
-            self._notices.append(Admitted(cached_tokens=cached_tokens))
+            self._events.append(Admitted(cached_tokens=cached_tokens))
             self._wake()
 
     def choice_noticed(self, choice: Choice, notice: Notice) -> None:
         if isinstance(notice, Preempted):
             self._timer.preempted()
-        self._notices.append(notice)
+        # What its reader has not taken came before
+        self._events += [*choice.drain(), notice]
         self._wake()
 
     def choice_scored(self, scores: PromptScores) -> None:

@@ -395,6 +395,15 @@ def test_what_the_scheduler_does_with_a_choice_is_told_in_order(run, open_front)
             Unparked(choice=0),
         ]
 
+        def told_before(notice: Event, choice: int) -> int:
+            deltas = [each for each in events[: events.index(notice)] if isinstance(each, Delta)]
+            return sum(len(delta.token_ids) for delta in deltas if delta.choice == choice)
+
+        # One token a step: whoever is told that it waits has all that came before
+        assert told_before(Preempted(choice=1), 1) == 2
+        assert told_before(Parked(choice=0), 0) == 3
+        assert told_before(Unparked(choice=0), 0) == 4
+
     run(main())
 
 
