@@ -51,6 +51,13 @@ class Histogram:
         self._counts[bisect_left(self._bounds, value)] += 1
         self.sum += value
 
+    def copy(self) -> Histogram:
+        """The same, which later observations do not change."""
+        copied = Histogram(self._bounds)
+        copied._counts = self._counts.copy()
+        copied.sum = self.sum
+        return copied
+
     def cumulative(self) -> list[tuple[str, float]]:
         """(upper bound, observations up to it), the last bound being +Inf."""
         total, buckets = 0, []

@@ -7,7 +7,7 @@ tenants that the operator named.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from cadenza.service.metrics import Histogram
@@ -26,3 +26,11 @@ class Family:
     samples: Sequence[tuple[Sequence[str], float]] = ()  # label values, value
     histograms: Sequence[tuple[Sequence[str], Histogram]] = ()
     is_vllms: bool = False  # vLLM has it too
+
+    def copy(self) -> Family:
+        """The same, which later observations do not change."""
+        return replace(
+            self,
+            samples=list(self.samples),
+            histograms=[(labels, histogram.copy()) for labels, histogram in self.histograms],
+        )

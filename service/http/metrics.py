@@ -1,11 +1,13 @@
 """/metrics: vLLM's names with our prefix and, unless that is unwanted, with vLLM's own as well.
 
-One collector reads what the engine told last and what the front has counted. Each family is built
-once and shown under either prefix, so that the two cannot differ.
+What the engine told last and what the front has counted is copied on the loop, and becomes text in
+a thread, which takes a hundred times as long: streams go on meanwhile. Each family is copied once
+and shown under either prefix, so that the two cannot differ.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry
@@ -28,32 +30,41 @@ _ENGINE = {"engine": "0"}  # a label that vLLM's series have
 
 
 class Exporter:
-    """Renders one generator's metrics. Its registry is its own: nothing global to clash with."""
+    """Renders one generator's metrics. Its registries are its own: nothing global to clash with."""
 
     content_type = CONTENT_TYPE_PLAIN_0_0_4
 
     def __init__(self, generator: Generator, traffic: Traffic, *, as_vllm: bool = True) -> None:
         """`as_vllm`: whether vLLM's names are used beside ours."""
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_Collector(generator, traffic, as_vllm))
-
-    def render(self) -> bytes:
-        return generate_latest(self._registry)
-
-
-class _Collector(Collector):
-    def __init__(self, generator: Generator, traffic: Traffic, as_vllm: bool) -> None:
         self._generator = generator
         self._traffic = traffic
         self._as_vllm = as_vllm
         self._labels = {"model_name": generator.model_name}
+        self._rendering = asyncio.Lock()
+
+    async def render(self) -> bytes:
+        """The text. However many ask, one thread at a time competes with the loop."""
+        async with self._rendering:
+            known = [family.copy() for family in families(self._generator, self._traffic)]
+            return await asyncio.to_thread(self._text, known)
+
+    def _text(self, known: Sequence[Family]) -> bytes:
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(_Collector(known, self._labels, self._as_vllm))
+        return generate_latest(registry)
+
+
+class _Collector(Collector):
+    def __init__(self, known: Sequence[Family], labels: Mapping[str, str], as_vllm: bool) -> None:
+        self._known = known
+        self._labels = labels
+        self._as_vllm = as_vllm
 
     def collect(self) -> Iterator[Metric]:
-        known = list(families(self._generator, self._traffic))
-        for family in known:
+        for family in self._known:
             yield _metric(_OURS + family.name, family, self._labels)
         if self._as_vllm:
-            for family in known:
+            for family in self._known:
                 if family.is_vllms:
                     yield _metric(_THEIRS + family.name, family, {**self._labels, **_ENGINE})
 

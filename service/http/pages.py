@@ -64,7 +64,7 @@ class _Pages:
         return JsonResponse({"server_load": self._generator.num_in_flight})
 
     async def metrics(self, request: Request) -> Response:
-        return Response(self._exporter.render(), media_type=self._exporter.content_type)
+        return Response(await self._exporter.render(), media_type=self._exporter.content_type)
 
     def _model(self, name: str) -> dict[str, Any]:
         limits = self._generator.engine.limits

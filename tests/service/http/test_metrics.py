@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from cadenza.service.http import metrics as exposition
+from cadenza.service.http.traffic import Traffic
 from cadenza.service.metrics import Metrics
 from cadenza.wire.messages import HookUse
 
@@ -262,6 +265,64 @@ def test_every_family_explains_itself(run, serve: OpenServed):
         async with serve() as served:
             for family in await scraped(served):
                 assert family.documentation.endswith("."), family.name
+
+    run(main())
+
+
+class Held:
+    """Rendering, of which the test says when it goes on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.goes_on = threading.Event()
+        self.begun = threading.Event()
+        self._render = exposition.generate_latest
+        monkeypatch.setattr(exposition, "generate_latest", self._held)
+
+    def _held(self, registry: CollectorRegistry) -> bytes:
+        assert threading.current_thread() is not threading.main_thread(), "it is the loop's"
+        self.begun.set()
+        assert self.goes_on.wait(10)
+        return self._render(registry)
+
+
+def test_streams_go_on_while_the_text_is_made_of_one_moment(run, serve: OpenServed, monkeypatch):
+    async def main() -> None:
+        held = Held(monkeypatch)
+        async with serve() as served:
+            await served.http.post(COMPLETIONS, json={"prompt": "x", "max_tokens": 3})
+            scraping = asyncio.create_task(scraped(served))
+            assert await asyncio.to_thread(held.begun.wait, 10)
+            await served.http.post(COMPLETIONS, json={"prompt": "x", "max_tokens": 3})
+            assert not scraping.done()
+            held.goes_on.set()
+            told = samples(await scraping, "cadenza:")
+
+            assert value(told, "generation_tokens_total") == 3
+            assert value(told, "e2e_request_latency_seconds_count") == 1
+            assert value(told, "time_to_first_token_seconds_count") == 1
+            assert value(told, "http_request_duration_seconds_count", route=COMPLETIONS) == 1
+            again = samples(await scraped(served), "cadenza:")
+            assert value(again, "e2e_request_latency_seconds_count") == 2
+
+    run(main())
+
+
+def test_many_scrapes_at_once_keep_one_thread_busy(run, serve: OpenServed, monkeypatch):
+    busy: list[int] = []
+
+    async def to_thread(function: Callable[..., bytes], *arguments: Any) -> bytes:
+        busy.append(1)
+        for _ in range(8):
+            await asyncio.sleep(0)
+            assert len(busy) == 1
+        busy.clear()
+        return function(*arguments)
+
+    async def main() -> None:
+        async with serve() as served:
+            exporter = exposition.Exporter(served.front.generator, Traffic())
+            monkeypatch.setattr(asyncio, "to_thread", to_thread)
+            assert len(await asyncio.gather(*[exporter.render() for _ in range(4)])) == 4
 
     run(main())
 
