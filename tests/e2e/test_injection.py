@@ -128,7 +128,7 @@ SETTINGS: dict[str, list[Case]] = {
         "samplers": "greedy seeded presence frequency repetition",
         "forked": "forked chunked forked-at-an-edge forked chunked",
         "cached": "forked-cached warm forked-cached forked-warm",
-        "constraints": "forked-constrained biased constrained worded minimum",
+        "constraints": "forked-constrained minimum constrained worded forked-constrained",
     }.items()
 }
 
