@@ -24,6 +24,7 @@ from cadenza.cli.options import ServeOptions
 PREFIX = "CADENZA_"
 FILE_VARIABLE = "CADENZA_CONFIG"
 SECRETS = frozenset({"admin_api_key"})
+_UNQUOTED = SECRETS | {"otlp_traces_endpoint"}  # which may be wrong for a secret in it
 DEFAULT = "default"
 
 # Read elsewhere; not options
@@ -122,9 +123,9 @@ def told(error: pydantic.ValidationError, sources: Mapping[str, str] | None = No
 def _sentence(fault: Any, sources: Mapping[str, str] | None) -> str:
     name = str(fault["loc"][0])
     where = flag_of(name) if sources is None else sources.get(name, name)
-    value = "" if name in SECRETS else f' "{_quoted(fault["input"])}"'
+    value = "" if name in _UNQUOTED else f' "{_quoted(fault["input"])}"'
     hint = ""
-    if re.match(r"[a-z]+://", str(fault["input"])) and where.startswith(PREFIX):
+    if value and re.match(r"[a-z]+://", str(fault["input"])) and where.startswith(PREFIX):
         hint = " Kubernetes sets such variables for a service of that name: name it otherwise."
     return f"Invalid value{value} for {where}. {_reason(fault, _FIELDS[name])}{hint}"
 
@@ -263,7 +264,7 @@ def _loader(yaml: Any) -> Any:
             try:
                 return super().construct_object(node, deep)
             except _LET_THROUGH as error:
-                problem = f"{_quoted(node.value)} is no {node.tag.rpartition(':')[2]}"
+                problem = f"this is no {node.tag.rpartition(':')[2]}"  # but may be a secret
                 mark = node.start_mark
                 raise yaml.constructor.ConstructorError(None, None, problem, mark) from error
 

@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from cyclopts import Parameter
 from pydantic import (
@@ -33,6 +34,7 @@ Answers = Parameter(group="Answers")
 _INT64 = (1 << 63) - 1  # no message to the engine holds more
 _MAX_BLOCK_SIZE = 1 << 16
 _MAX_TENANTS = 64  # whose series are all scraped
+_RESERVED_TENANTS = frozenset({"none", "other"})  # as in `service.metrics`, which is slow to import
 
 
 def is_usable_key(key: str) -> bool:
@@ -63,13 +65,29 @@ def _tenants(names: tuple[str, ...]) -> tuple[str, ...]:
         raise ValueError(f"Must be at most {_MAX_TENANTS} tenants.")
     if any(len(name) > 128 or not is_usable_key(name) for name in names):
         raise ValueError("Must be 1 to 128 printable ASCII characters without spaces.")
+    if not _RESERVED_TENANTS.isdisjoint(names):
+        raise ValueError('Must not be "none" or "other", which count those without a name here.')
     return names
 
 
 def _http_url(value: str | None) -> str | None:
-    if value is not None and not re.fullmatch(r"https?://[!-~]+", value):
+    if value is None:
+        return None
+    if "@" in value:  # whatever is wrong with it besides
+        raise ValueError(
+            'Must hold no "@", for no user or password: OTEL_EXPORTER_OTLP_HEADERS is for secrets.'
+        )
+    if not re.fullmatch(r"https?://[!-~]+", value) or not _has_host(value):
         raise ValueError("Must be an address such as http://127.0.0.1:4318/v1/traces.")
     return value
+
+
+def _has_host(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
 
 
 def _several(value: object) -> object:
@@ -215,7 +233,7 @@ class ServeOptions(PolicyOptions):
     """Tenant that metrics count for itself, others together; may be given several times."""
 
     otlp_traces_endpoint: Annotated[str | None, Service, Url] = None
-    """OTLP endpoint that traces are sent to by HTTP; needs cadenza[otel]."""
+    """OTLP endpoint that traces are sent to by HTTP, without secrets; needs cadenza[otel]."""
 
     log_level: Annotated[Literal["debug", "info", "warning", "error"], Service] = "warning"
     """Least severe log records that are written, to standard error."""

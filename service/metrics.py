@@ -109,14 +109,16 @@ class Metrics:
         self.params_max_tokens = Histogram(TOKENS)
         self.num_preemptions = Histogram(FEW)
         self._tokens_at_step = 0
-        names = (NO_TENANT, OTHER_TENANTS, *tenants)
-        self.tenants = {name: TenantMetrics() for name in names}
+        self._named = {name: TenantMetrics() for name in tenants}
+        self._none, self._others = TenantMetrics(), TenantMetrics()
+        # A name of those is one label's value, and never a client's way to it
+        self.tenants = {NO_TENANT: self._none, OTHER_TENANTS: self._others} | self._named
 
     def of_tenant(self, name: str) -> TenantMetrics:
         """Those of a tenant, which may be the ones of all others."""
         if not name:
-            return self.tenants[NO_TENANT]
-        return self.tenants.get(name) or self.tenants[OTHER_TENANTS]
+            return self._none
+        return self._named.get(name, self._others)
 
     def count_step(self, counters: Counters) -> None:
         """A step told these counters."""

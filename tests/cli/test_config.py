@@ -191,14 +191,15 @@ def test_a_file_may_be_empty(file: Path, content: str):
         ("port: 'x", "cannot be read: "),
         ("a: &a [x]\nb: [*a]", "aliases are not taken, line 2"),
         ("port: !!python/object/apply:os.system ['true']", "cannot be read: "),
-        ("port: 2001-99-99", "cannot be read: 2001-99-99 is no timestamp, line 1"),
-        ("host: h\nport: !!int abc", "abc is no int, line 2"),
-        ("port: !!int ''", " is no int, line 1"),
-        ("port: !!float x", "x is no float, line 1"),
-        ("port: !!bool perhaps", "perhaps is no bool, line 1"),
-        ("port: !!timestamp x", "x is no timestamp, line 1"),
-        ("policy: [a, !!timestamp x]", "x is no timestamp, line 1"),
-        (f"port: {'9' * 5000}", "99... is no int, line 1"),
+        ("port: 2001-99-99", "cannot be read: this is no timestamp, line 1"),
+        ("host: h\nport: !!int abc", "this is no int, line 2"),
+        ("port: !!int ''", "this is no int, line 1"),
+        ("port: !!float x", "this is no float, line 1"),
+        ("port: !!bool perhaps", "this is no bool, line 1"),
+        ("port: !!timestamp x", "this is no timestamp, line 1"),
+        ("policy: [a, !!timestamp x]", "this is no timestamp, line 1"),
+        (f"port: {'9' * 5000}", "this is no int, line 1"),
+        ("admin_api_key: !!int s3cret", "this is no int, line 1"),
         ("port: !!map x", "cannot be read: "),
         ("port: !!set x", "cannot be read: "),
         ("!!map x", "cannot be read: "),
@@ -297,6 +298,37 @@ def test_show_tells_every_value_and_where_it_is_from(capsys, file: Path, monkeyp
     }
     assert told.keys() == ServeOptions.model_fields.keys()
     assert "s3cret" not in json.dumps(told)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://me:s3cret@collector/v1/traces",
+        "https://s3cret@collector/v1/traces",
+        "HTTPS://me:s3cret@collector",
+        "//me:s3cret@collector",
+        "https://me:12/s3cret@collector",
+        "https://me:s3/cret s3cret",
+        "https://collector:s3cret/",
+    ],
+)
+@pytest.mark.parametrize("source", ["flag", "variable", "file"])
+def test_traces_go_to_no_address_with_a_secret(capsys, monkeypatch, file: Path, source: str, url):
+    match source:
+        case "flag":
+            flags: tuple[str, ...] = ("--otlp-traces-endpoint", url)
+        case "variable":
+            flags = ()
+            monkeypatch.setenv("CADENZA_OTLP_TRACES_ENDPOINT", url)
+        case _:
+            flags = ("--config", str(file))
+            file.write_text(json.dumps({"otlp_traces_endpoint": url}))
+    for command in (("config", "show"), ("serve", "--dry-run")):
+        said = refusal_of(capsys, *command, *flags)
+        assert "OTEL_EXPORTER_OTLP_HEADERS" in said or "@" not in url
+        assert "Must " in said
+        assert "s3cret" not in said
+        assert "Kubernetes" not in said
 
 
 def test_the_schema_is_that_of_the_file(capsys):

@@ -14,6 +14,7 @@ from cadenza.cli import serve
 from cadenza.cli.main import main
 from cadenza.cli.options import ServeOptions
 from cadenza.service.front import Addresses, FrontConfig
+from cadenza.service.metrics import NO_TENANT, OTHER_TENANTS
 from cadenza.wire.codec import FrameReader, encode
 from cadenza.wire.messages import EngineConfig, PolicyConfig, Ready, Start, ToEngine
 
@@ -208,7 +209,14 @@ WRONG_USES: list[tuple[list[str], str]] = [
     (["bogus"], "bogus"),
     (["serve", "demo", "--served-model-name", ""], "--served-model-name"),
     (["serve", "demo", "--otlp-traces-endpoint", "h:4317"], "Must be an address such as http"),
+    (
+        ["serve", "demo", "--otlp-traces-endpoint", "http://:4318"],
+        "Must be an address such as http",
+    ),
+    (["serve", "demo", "--otlp-traces-endpoint", "http://h:x"], "Must be an address such as http"),
     (["serve", "demo", "--metrics-tenant", "a b"], "without spaces"),
+    (["serve", "demo", "--metrics-tenant", "a", "--metrics-tenant", NO_TENANT], "Must not be"),
+    (["serve", "demo", "--metrics-tenant", OTHER_TENANTS], "Must not be"),
     (["serve", "demo", "--metrics-tenant", "x" * 129], "1 to 128"),
     (["serve", "demo", *("--metrics-tenant=a",) * 65], "at most 64"),
 ]

@@ -99,7 +99,13 @@ def test_one_token_has_no_time_between_tokens():
 
 
 def test_only_named_tenants_have_series_of_their_own():
-    for tenant, counted in (("acme", "acme"), ("", NO_TENANT), ("evil", OTHER_TENANTS)):
+    for tenant, counted in (
+        ("acme", "acme"),
+        ("", NO_TENANT),
+        ("evil", OTHER_TENANTS),
+        (NO_TENANT, OTHER_TENANTS),  # who calls itself so has a tenant, and it was not named
+        (OTHER_TENANTS, OTHER_TENANTS),
+    ):
         watched = Watched(tenant, tenants=("acme",))
         watched.after(0.5).seated(cached_tokens=0)
         watched.after(0.5).token(0)
