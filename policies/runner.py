@@ -180,10 +180,10 @@ class PolicyRunner:
         tally.calls += 1
         tally.spent_s += elapsed_s
         if not standing.trusted:
-            self._spent_s += elapsed_s
+            self._spend(standing, elapsed_s)
             if interrupted or elapsed_s > limit_s:
                 return self._judge_overrun(asked, answer, error, limit_s, elapsed_s, interrupted)
-            standing.was_excused = False
+            asked.was_excused = False
         if error is not None:
             self._count_fault(asked, error)
         return answer
@@ -202,7 +202,8 @@ class PolicyRunner:
             del self._standings[policy]
         for hook in self._hooks.values():
             if hook.policy not in profile.kept:
-                hook.standing, hook.told = self._standing_of(hook.policy), False
+                hook.standing = self._standing_of(hook.policy)
+                hook.told = hook.was_excused = False
 
     def release(self, policy: str) -> None:
         """Ask a quarantined policy again, a fresh instance of it. Others are left as they are.
@@ -222,7 +223,7 @@ class PolicyRunner:
         standing.forgive()
         for hook in self._hooks.values():
             if hook.policy == policy:
-                hook.told = False
+                hook.told = hook.was_excused = False
         self._has_news = True
         self._log.info("policy released", policy=policy)
 
@@ -231,7 +232,15 @@ class PolicyRunner:
         if self._refill is not None:
             back_s = min(self._spent_s, self._refill * max(now_s - self._now_s, 0.0))
         self._step_id, self._now_s = step_id, now_s
+        if back_s > 0.0:
+            stays = 1.0 - back_s / self._spent_s
+            for standing in self._standings.values():
+                standing.spent_s *= stays
         self._spent_s -= back_s
+
+    def _spend(self, standing: Standing, elapsed_s: float) -> None:
+        self._spent_s += elapsed_s
+        standing.spent_s += elapsed_s
 
     def _open(self, policy: str, name: str) -> Hook:
         number = self._blame.number_of(policy, name)
@@ -291,7 +300,7 @@ class PolicyRunner:
         interrupted: bool,
     ) -> T | None:
         """A call took longer than was left."""
-        guilty = self._is_guilty(asked.standing, limit_s, elapsed_s)
+        guilty = self._is_guilty(asked, limit_s, elapsed_s)
         if guilty:
             took = "was interrupted after" if interrupted else "took"
             self._count_fault(asked, f"{took} {elapsed_s * 1e3:.1f} ms")
@@ -306,17 +315,22 @@ class PolicyRunner:
             return None
         return answer
 
-    def _is_guilty(self, standing: Standing, limit_s: float, elapsed_s: float) -> bool:
+    def _is_guilty(self, asked: Hook, limit_s: float, elapsed_s: float) -> bool:
         """Whether it had the processor, or slept, or time enough without either.
 
         A busy machine is no fault; but one that had all of the time, and took too long twice
-        running, is not excused by it again.
+        running, is not excused by it again. What a policy has spent of the budget before, in
+        whatever hook, others have not spent.
         """
-        if elapsed_s >= PATIENCE_S or self._guard.taken_s() >= self._budget_s:
+        taken_s = self._guard.taken_s()
+        if elapsed_s >= PATIENCE_S or taken_s >= self._budget_s:
             return True
-        if limit_s < self._budget_s - self._least_s:
+        before_s = asked.standing.spent_s - elapsed_s
+        if limit_s + before_s < self._budget_s - self._least_s:
             return False  # others had spent it
-        again, standing.was_excused = standing.was_excused, True
+        if taken_s >= limit_s:
+            return True
+        again, asked.was_excused = asked.was_excused, True
         return again
 
     def _excuse(self, asked: Hook, limit_s: float) -> None:
@@ -358,12 +372,12 @@ class PolicyRunner:
         error = self._rebuild(asked.policy, limit_s)
         self._blame.leave()
         elapsed_s = self._timer() - started_s
-        self._spent_s += elapsed_s
+        self._spend(asked.standing, elapsed_s)
         if error is None:
             asked.standing.is_spoilt = False
             return
         asked.standing.rest(self._now_s)
-        if elapsed_s > limit_s and not self._is_guilty(asked.standing, limit_s, elapsed_s):
+        if elapsed_s > limit_s and not self._is_guilty(asked, limit_s, elapsed_s):
             self._excuse(asked, limit_s)
         else:
             self._count_fault(asked, f"cannot be built anew: {error}")

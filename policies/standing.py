@@ -42,7 +42,7 @@ class Standing:
     failed_step: int | None = None
     rests_until_s: float = -math.inf
     is_spoilt: bool = False  # its instance was interrupted, and may be half changed
-    was_excused: bool = False  # at its latest call: it took too long, perhaps without its fault
+    spent_s: float = 0.0  # of the present budget
     lacked_time: bool = False  # and the log says so
     strikes: deque[float] = field(default_factory=lambda: deque(maxlen=STRIKES))
 
@@ -62,7 +62,7 @@ class Standing:
 
     def forgive(self) -> None:
         """It begins anew."""
-        self.quarantined = self.is_spoilt = self.was_excused = self.lacked_time = False
+        self.quarantined = self.is_spoilt = self.lacked_time = False
         self.rests_until_s = -math.inf
         self.strikes.clear()
 
@@ -76,4 +76,5 @@ class Hook:
     number: int  # for the blame
     standing: Standing
     told: bool = False  # of a fault, in the log
+    was_excused: bool = False  # at its latest call: it took too long, perhaps without its fault
     tally: Tally = field(default_factory=Tally)

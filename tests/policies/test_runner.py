@@ -461,6 +461,83 @@ def test_who_was_interrupted_in_what_others_left_is_excused_but_built_anew():
     assert asked.machine.built == 2 + 5
 
 
+def test_what_a_policy_has_spent_itself_is_no_excuse(asked: Asked):
+    """Two hooks that take 6 ms each: the second is interrupted in the 4 ms that are left."""
+    for _ in range(3):
+        asked.machine.act = asked.machine.takes(0.006)
+        assert asked.order() == MY_ORDER
+        asked.machine.computed_s = 0.004
+        asked.machine.act = asked.machine.takes(
+            0.004, lambda: setattr(asked.machine, "interrupts", 1)
+        )
+        assert asked.victims() == DEFAULT_VICTIMS
+        asked.next_step(after_s=REST_S)
+
+    assert asked.runner.quarantined == ("mine",)
+    assert asked.tally(hook="select_victims").excused == 0
+
+
+def test_what_a_policy_has_spent_itself_of_a_budget_that_comes_back_is_no_excuse():
+    """A gate that takes 6 ms, 200 times a second: 6.5 ms are left, then 3, and it is interrupted.
+
+    The calls between two interruptions are good ones.
+    """
+    asked = Asked(refill=0.5)
+    for _ in range(3):
+        for _ in range(2):
+            asked.machine.act = asked.machine.takes(0.006)
+            assert asked.order() == MY_ORDER
+            asked.next_step(after_s=0.005)
+        assert interrupt(asked, computed_s=0.0031, took_s=0.0031) == DEFAULT_ORDER
+        asked.next_step(after_s=REST_S)
+
+    assert asked.runner.quarantined == ("mine",)
+    assert asked.tally().excused == 0
+
+
+def test_what_others_have_spent_of_a_budget_that_comes_back_is_an_excuse_until_it_is_back():
+    asked = Asked(two=True, refill=0.5)
+    asked.machine.act = asked.machine.takes(0.006)
+    assert asked.order() == MY_ORDER
+    asked.machine.computed_s = 0.0041
+    asked.machine.act = asked.machine.takes(0.0041, lambda: setattr(asked.machine, "interrupts", 1))
+    assert asked.victims() == DEFAULT_VICTIMS
+    assert asked.runner.faults == 0
+
+    asked.next_step(after_s=1.0)
+    asked.machine.computed_s = 0.0101
+    asked.machine.act = asked.machine.takes(0.0101, lambda: setattr(asked.machine, "interrupts", 1))
+    assert asked.victims() == DEFAULT_VICTIMS
+    assert asked.runner.faults == 1
+
+
+def test_a_quick_hook_makes_no_excuse_for_a_slow_one(asked: Asked):
+    asked.machine.computed_s = 0.001
+    for faults in (0, 1):
+        asked.machine.act = lambda: None
+        assert asked.victims() == MY_VICTIMS
+        asked.machine.act = asked.machine.takes(0.011)
+        asked.order()
+        asked.next_step()
+        assert asked.runner.faults == faults
+
+
+def test_a_released_policy_has_no_excuses_behind_it(asked: Asked):
+    asked.machine.computed_s = 0.001
+    asked.machine.act = asked.machine.takes(0.011)
+    assert asked.order() == MY_ORDER
+    asked.next_step()
+    asked.machine.act = raises(ValueError("no"))
+    for _ in range(3):
+        asked.victims()
+        asked.next_step()
+    asked.runner.release("mine")
+
+    asked.machine.act = asked.machine.takes(0.011)
+    assert asked.order() == MY_ORDER
+    assert asked.runner.faults == 3
+
+
 def test_what_cannot_be_built_anew_is_at_fault_again_and_again(asked: Asked):
     asked.machine.construct = raises(SystemExit())
     interrupt(asked, computed_s=0.011)
