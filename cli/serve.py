@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
+from contextlib import ExitStack
 
 import structlog
 import uvloop
 
 from cadenza.checkpoints.errors import CheckpointError
 from cadenza.checkpoints.locate import Located, locate
-from cadenza.cli.admin_key import admin_key
 from cadenza.cli.config import DEFAULT, Resolved
 from cadenza.cli.config_reports import show_given, warn
 from cadenza.cli.errors import UsageError
@@ -72,12 +72,7 @@ def check(resolved: Resolved) -> int:
         UsageError: as `run`.
     """
     located, config, _ = _prepared(resolved)
-    try:
-        for port in (config.port, config.grpc_port):
-            for sock in listen(config.host, port):
-                sock.close()
-    except OSError as error:
-        raise UsageError(str(error)) from error
+    _check_ports(config)
     show_given(resolved)
     write(f"{located.path} would be served as {', '.join(config.model_names)}\n")
     return 0
@@ -97,6 +92,17 @@ def _prepared(resolved: Resolved) -> tuple[Located, FrontConfig, Tokenizer]:
         return located, config, load_tokenizer(located.path)
     except (CheckpointError, ProfileError) as error:
         raise UsageError(str(error)) from error
+
+
+def _check_ports(config: FrontConfig) -> None:
+    """Listen on both at once, as `run` does: one port may be free, and not twice."""
+    with ExitStack() as held:
+        try:
+            for protocol, port in (("HTTP", config.port), ("gRPC", config.grpc_port)):
+                for sock in listen(protocol, config.host, port):
+                    held.callback(sock.close)
+        except OSError as error:
+            raise UsageError(str(error)) from error
 
 
 def _given(resolved: Resolved) -> dict[str, object]:
@@ -151,7 +157,7 @@ def _front_config(located: Located, options: ServeOptions) -> FrontConfig:
         library=configured.library,
         preset=configured.preset,
         may_set_watermark=options.watermark is None,
-        admin_key=admin_key(options.admin_api_key),
+        admin_key=options.admin_api_key,
         traces_endpoint=options.otlp_traces_endpoint,
         metrics_tenants=options.metrics_tenant,
         metrics_as_vllm=options.metrics_compat == "vllm",

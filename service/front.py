@@ -110,7 +110,7 @@ class Front:
 
     async def _serve(self, engine: EngineClient, guard: HookGuard) -> None:
         config = self._config
-        sockets = listen(config.host, config.port)
+        sockets = listen("HTTP", config.host, config.port)
         tracer = None if config.traces_endpoint is None else open_tracer(config.traces_endpoint)
         generator = Generator(
             engine,

@@ -7,11 +7,11 @@ import ipaddress
 import socket
 
 
-def listen(host: str, port: int) -> list[socket.socket]:
+def listen(protocol: str, host: str, port: int) -> list[socket.socket]:
     """Listening sockets on every address of `host`, all on one port; 0 takes any free one.
 
     Raises:
-        OSError: the sentence says where HTTP cannot listen, and why.
+        OSError: the sentence says where `protocol` cannot listen, and why.
     """
     sockets: list[socket.socket] = []
     try:
@@ -23,7 +23,7 @@ def listen(host: str, port: int) -> list[socket.socket]:
     except OSError as error:
         for sock in sockets:
             sock.close()
-        raise OSError(f"HTTP cannot listen on {host}:{port}: {why(error)}") from error
+        raise OSError(f"{protocol} cannot listen on {host}:{port}: {why(error)}") from error
     return sockets
 
 

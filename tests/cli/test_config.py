@@ -399,10 +399,22 @@ def test_a_dry_run_finds_what_is_wrong(capsys, flags: tuple[str, ...], message: 
 def test_a_dry_run_finds_a_port_that_is_taken(capsys):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        for flag in ("--port", "--grpc-port"):
+        for protocol, flag in (("HTTP", "--port"), ("gRPC", "--grpc-port")):
             other = ({*PORTS[::2]} - {flag}).pop()
             said = refusal_of(capsys, "serve", "--dry-run", other, "0", flag, str(port))
-            assert "the port is in use" in said
+            where = f"127.0.0.1:{port}"
+            assert said == f"cadenza: {protocol} cannot listen on {where}: the port is in use\n"
+
+
+@pytest.mark.usefixtures("nothing_starts")
+def test_a_dry_run_finds_one_port_for_both(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+
+    said = refusal_of(capsys, "serve", "--dry-run", "--port", port, "--grpc-port", port)
+
+    assert said == f"cadenza: gRPC cannot listen on 127.0.0.1:{port}: the port is in use\n"
+    output_of(capsys, "serve", "--dry-run", "--port", port, "--grpc-port", "0")
 
 
 def test_looking_at_the_configuration_needs_neither_torch_nor_a_server():

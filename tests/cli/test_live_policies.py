@@ -248,6 +248,9 @@ def test_the_key_comes_from_flag_or_environment(
 
     keys = [asked[3] for asked in service.asked]
     assert keys == ["Bearer of-environment", "Bearer of-flag"]
+    monkeypatch.setenv("CADENZA_ADMIN_API_KEY", "")
+    output_of(capsys, "list", "--server", service.url)
+    assert service.asked[-1][3] is None, "an empty variable is not set"
     monkeypatch.setenv("CADENZA_ADMIN_API_KEY", "two words")
     assert "CADENZA_ADMIN_API_KEY must be" in refusal_of(capsys, "list", "--server", service.url)
     assert "printable ASCII" in refusal_of(capsys, "use", "--admin-api-key", "ü")

@@ -149,6 +149,22 @@ def test_a_flag_reaches_the_engine(stub, flags: list[str], field: str, value: An
     assert getattr(config_of(stub, *flags).engine, field) == value
 
 
+@pytest.mark.parametrize(
+    ("variable", "flags", "key"),
+    [
+        ("k3y", [], "k3y"),
+        ("k3y", ["--admin-api-key", "fl4g"], "fl4g"),
+        ("", [], None),
+        ("", ["--admin-api-key", "fl4g"], "fl4g"),
+    ],
+)
+def test_the_key_may_be_a_variable_and_an_empty_one_is_none(
+    stub, monkeypatch, variable: str, flags: list[str], key: str | None
+):
+    monkeypatch.setenv("CADENZA_ADMIN_API_KEY", variable)
+    assert config_of(stub, *flags).admin_key == key
+
+
 def test_a_flag_reaches_the_limits(stub):
     assert config_of(stub, "--max-num-queued-reqs", "5").limits.max_queued == 5
 
