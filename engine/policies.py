@@ -203,7 +203,7 @@ class EnginePolicies:
         self._live = profile
         self._runner.use(profile)
         settled = profile.kept - self.decisions.newcomers
-        self._decide(scheduler, {*profile.policies} - settled)
+        self._decide(scheduler, {*profile.policies} - settled, takes_over=True)
         scheduler.leave_free(scheduler.config.watermark if watermark is None else watermark)
         aside(before.let_go, self._limit_s)
         _log.info("policies changed", decisions=profile.names)
@@ -228,18 +228,20 @@ class EnginePolicies:
 
     def _replace_shadow(self, shadow: Shadow | None, scheduler: Scheduler) -> None:
         before, self._shadow = self._shadow, shadow
-        self._decide(scheduler, self.decisions.newcomers)
+        self._decide(scheduler, self.decisions.newcomers, takes_over=False)
         if before is not None:
             aside(before.profile.let_go, self._limit_s)
 
-    def _decide(self, scheduler: Scheduler, newcomers: Collection[str]) -> None:
+    def _decide(
+        self, scheduler: Scheduler, newcomers: Collection[str], *, takes_over: bool
+    ) -> None:
         """From the next step on; only newcomers are told who is here."""
         live, runner, shadow = self._live, self._runner, self._shadow
         if shadow is None:
             self.decisions = Decisions(live, runner, newcomers)
         else:
             self.decisions = ShadowedDecisions(live, runner, shadow, newcomers)
-        scheduler.use(self.decisions)
+        scheduler.use(self.decisions, takes_over=takes_over)
 
     def _release(self, policy: str, scheduler: Scheduler) -> str | None:
         """What is wrong, if anything is, in either profile. The fresh instances are newcomers."""
@@ -260,7 +262,7 @@ class EnginePolicies:
                 faults.append(f"{error} (in the {name} profile)")
         if not is_known:
             return f"The policy {policy!r} is not in use; {', '.join(self._live.policies)} are."
-        scheduler.use(self.decisions)
+        scheduler.use(self.decisions, takes_over=False)
         return "; ".join(faults) or None
 
     def _describe(self, number: int) -> PoliciesState:

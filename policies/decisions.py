@@ -81,6 +81,11 @@ class Decisions:
         """False where the default, nobody, decides: then `predict_lengths` need not be asked."""
         return self._chose_another("predict_lengths")
 
+    @property
+    def predicts_anew(self) -> bool:
+        """Whether the policy that predicts has not been asked about those that are here."""
+        return self._asked["predict_lengths"][0] in self.newcomers
+
     def predict_lengths(self, arrived: RequestColumns, step: StepView) -> FloatArray:
         """float64 [arrived], output tokens in all; 0 where nobody predicts."""
         arguments = {"arrived": arrived, "step": step}

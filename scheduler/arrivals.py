@@ -21,13 +21,18 @@ class Arrivals:
         self._stores = stores
         self._new: list[int] = []
         self._former: list[int] | None = None  # here already when other policies came
+        self._are_resumed = False  # those, for everybody and for good
 
     def add(self, row: int) -> None:
         """A row that has just come."""
         self._new.append(row)
 
-    def introduce(self) -> None:
-        """Other policies have come, who have not seen those that are here."""
+    def introduce(self, *, takes_over: bool) -> None:
+        """Policies have come who have not seen those that are here.
+
+        Unless they take over, they alone are told of those as resumed.
+        """
+        self._are_resumed |= takes_over and bool(self._stores.decisions.newcomers)
         rows = np.fromiter(self._stores.table, dtype=np.intp, count=-1)
         self._former = rows[np.argsort(self._stores.table.arrival[rows])].tolist()
 
@@ -40,13 +45,13 @@ class Arrivals:
             self._introduce(self._former, now_s)
         elif self._new and decisions.observes("on_arrived"):
             decisions.on_arrived(self._view(self._new), self._stores.view(now_s))
-        self._new, self._former = [], None
+        self._new, self._former, self._are_resumed = [], None, False
 
     def _predict(self, now_s: float) -> None:
         """Let a policy say how long outputs become, of those for whom nobody has said it."""
         stores, table = self._stores, self._stores.table
         rows = _rows(self._new)
-        if self._former is not None and stores.decisions.newcomers:
+        if self._former is not None and stores.decisions.predicts_anew:
             rows = np.unique(_rows([*self._former, *self._new]))
         rows = rows[table.predicted_tokens[rows] == 0]
         if len(rows):
@@ -58,7 +63,7 @@ class Arrivals:
         stores, table = self._stores, self._stores.table
         resumed = table.resumed.copy()
         resumed[former] = True
-        if stores.decisions.newcomers:  # a mere shadow changes nothing for others
+        if self._are_resumed:
             table.resumed[:] = resumed
         known = {*former}
         everybody = _rows([*former, *(row for row in self._new if row not in known)])

@@ -144,15 +144,20 @@ class Scheduler:
         """Take the request's seat in the next step, whatever policies say; for tests."""
         self._forced.append((request, swap))
 
-    def use(self, decisions: Decisions) -> None:
+    def use(self, decisions: Decisions, *, takes_over: bool = True) -> None:
         """Let other policies decide, and be told, from the next step on.
 
         Newcomers among them that listen to `on_arrived` are told there of everybody who is here, as
         resumed.
+
+        Args:
+            decisions: whose policies are asked.
+            takes_over: False: a policy has come back, or a shadow has changed, which is nothing to
+                all the others; they see the column `resumed` as before.
         """
         self._faults_before += self._stores.decisions.faults - decisions.faults
         self._stores.decisions = decisions
-        self._arrivals.introduce()
+        self._arrivals.introduce(takes_over=takes_over)
 
     def leave_free(self, share: float) -> None:
         """Let admissions leave this share of the pool free from the next step on."""

@@ -444,6 +444,8 @@ def test_what_a_release_brings_back_is_told_who_is_here():
 
     (told,) = FailingListener.told
     assert {*told} == here
+    table = changing.driver.scheduler._stores.table
+    assert not table.resumed[[*table]].any(), "to all others"
     assert changing.ask(ReleasePolicy(3, "failing-listener")) == PoliciesAnswer(3)
     changing.finish()
     assert len(FailingListener.told) == 1, "who was not quarantined knows everybody"

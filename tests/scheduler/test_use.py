@@ -181,3 +181,62 @@ def test_new_policies_predict_for_those_that_are_here_and_have_no_prediction():
     driver.run()
 
     assert asked == [[1, 2, 3], [1]]
+
+
+def test_a_policy_that_comes_back_changes_nothing_for_others():
+    """It alone is told of the others, as resumed; who predicts has been asked about them."""
+    asked: list[list[int]] = []
+    marked: list[list[bool]] = []
+
+    class Predicts:
+        @hookimpl
+        def predict_lengths(self, arrived: RequestColumns, step: StepView) -> np.ndarray:
+            asked.append(arrived.request.tolist())
+            return np.zeros(len(arrived))
+
+    class Reserves:
+        @hookimpl
+        def reserve_blocks(
+            self, running: RequestColumns, candidates: RequestColumns, step: StepView
+        ) -> None:
+            marked.append(running.resumed.tolist())
+
+    policies = {**BUILTIN, "predicts": Predicts, "listener": Listener, "mine": Reserves}
+    chosen = {"predict_lengths": "predicts", OBSERVER: "listener", "reserve_blocks": "mine"}
+    driver = Driver(Profile(chosen, policies))
+    for request in (0, 1):
+        driver.add(request, [1], max_tokens=9)
+    driver.step()
+    Listener.told.clear()
+    driver.decisions.newcomers = frozenset({"listener"})
+    driver.scheduler.use(driver.decisions, takes_over=False)
+    driver.step()
+    driver.add(2, [1], max_tokens=9)
+    driver.run()
+
+    assert [(request, resumed) for request, _, resumed, _ in Listener.told[0]] == [
+        (0, True),
+        (1, True),
+    ]
+    assert asked == [[0, 1], [2]]
+    assert not any(any(each) for each in marked)
+    assert any(marked)
+
+
+def test_who_predicts_and_comes_back_is_asked_about_everybody():
+    asked: list[list[int]] = []
+
+    class Predicts:
+        @hookimpl
+        def predict_lengths(self, arrived: RequestColumns, step: StepView) -> np.ndarray:
+            asked.append(arrived.request.tolist())
+            return np.zeros(len(arrived))
+
+    driver = Driver(Profile({"predict_lengths": "mine"}, {**BUILTIN, "mine": Predicts}))
+    driver.add(0, [1], max_tokens=9)
+    driver.step()
+    driver.decisions.newcomers = frozenset({"mine"})
+    driver.scheduler.use(driver.decisions, takes_over=False)
+    driver.run()
+
+    assert asked == [[0], [0]]
