@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import msgspec
+
 from cadenza.cli.errors import UsageError
 from cadenza.cli.options import ChatOptions, ServerOptions
-from cadenza.cli.output import write
+from cadenza.cli.output import complain, write
 from cadenza.cli.service_client import Answer, ServiceClient, StreamCut
 
 _PATH = "/v1/chat/completions"
 _PROMPT = "> "
 _HELP = "/reset forgets what was said, /exit or Ctrl-D ends the talk, Ctrl-C stops an answer\n"
-
-# All of them but tabs and line ends: what a model says shall not steer a terminal
-_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def run(server: ServerOptions, question: str | None, options: ChatOptions) -> int:
@@ -40,7 +38,7 @@ def run(server: ServerOptions, question: str | None, options: ChatOptions) -> in
     try:
         talk.ask(question)
     except StreamCut as error:
-        sys.stderr.write(f"cadenza: {error}\n")
+        complain(error)
         return 1
     except KeyboardInterrupt:
         return 130  # as from a program that Ctrl-C ends
@@ -59,7 +57,8 @@ class Talk:
         """Write the answer as it comes, and keep it with the question, unless there is none.
 
         Raises:
-            UsageError, StreamCut, OutputError: as `ServiceClient.stream` and `write`.
+            UsageError, StreamCut, OutputError: as `ServiceClient.stream` and `write`. An event that
+                is none of a chat cuts a stream too.
         """
         asked = [*self.messages, {"role": "user", "content": question}]
         answer: list[str] = []
@@ -76,11 +75,11 @@ class Talk:
                 write("\n")
 
     def _tell(self, event: Answer, answer: list[str]) -> None:
-        for choice in event.get("choices", ()):
-            if text := choice.get("delta", {}).get("content"):
+        for choice in _choices(event):
+            if text := choice.text:
                 answer.append(text)
-                write(_CONTROLS.sub("", text) if sys.stdout.isatty() else text)
-            if choice.get("finish_reason") == "length":
+                write(text)
+            if choice.finish_reason == "length":
                 sys.stderr.write("\n(the answer is cut: it has all the tokens that it may have)")
                 sys.stderr.flush()
 
@@ -91,6 +90,32 @@ class Talk:
         body: dict[str, Any] = {"stream": True, "messages": [*before, *messages]}
         body |= {name: value for name, value in options.items() if value is not None}
         return json.dumps(body).encode()
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    delta: _Delta | None = None
+    finish_reason: Any = None
+
+    @property
+    def text(self) -> str | None:
+        return None if self.delta is None else self.delta.content
+
+
+class _Event(msgspec.Struct):
+    """What of an event is read, all of which other services leave out or null at times."""
+
+    choices: list[_Choice] | None = None
+
+
+def _choices(event: Answer) -> list[_Choice]:
+    try:
+        return msgspec.convert(event, _Event).choices or []
+    except msgspec.ValidationError as error:
+        raise StreamCut(f"the service sent an event that is none of ours: {error}") from error
 
 
 def _converse(talk: Talk) -> int:
@@ -124,6 +149,6 @@ def _answer(talk: Talk, line: str) -> None:
     try:
         talk.ask(line)
     except (UsageError, StreamCut) as error:
-        sys.stderr.write(f"cadenza: {error}\n")
+        complain(error)
     except KeyboardInterrupt:
         write("\n")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterable
 from typing import Any
 
 from cadenza.cli.config import DEFAULT, Resolved, schema
-from cadenza.cli.output import write, write_table
+from cadenza.cli.output import complain, write, write_table
 
 
 def show_all(resolved: Resolved, *, as_json: bool) -> int:
@@ -44,7 +43,7 @@ def show_given(resolved: Resolved) -> None:
 def warn(warnings: Iterable[str]) -> None:
     """Tell what looks wrong and is no fault."""
     for warning in warnings:
-        sys.stderr.write(f"cadenza: {warning}\n")
+        complain(warning)
 
 
 def _table(rows: Iterable[tuple[str, Any, str]]) -> None:

@@ -11,7 +11,7 @@ from cyclopts import App, CycloptsError, Parameter, ValidationError
 from cadenza.cli.configuration import ConfigFile, ModelName, configuration, with_model
 from cadenza.cli.errors import UsageError
 from cadenza.cli.options import ChatOptions, ServeOptions, ServerOptions
-from cadenza.cli.output import OutputError
+from cadenza.cli.output import OutputError, complain
 from cadenza.cli.policies import policies
 
 _NO_READER = 128 + 13
@@ -81,12 +81,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         sys.exit(app(argv, exit_on_error=False, print_error=False) or 0)
     except (CycloptsError, UsageError) as error:
-        sys.stderr.write(f"cadenza: {_told(error)}\n")
+        complain(_told(error))
         sys.exit(2)
     except OutputError as error:
         if not error.has_reader:
             sys.exit(_NO_READER)
-        sys.stderr.write(f"cadenza: {error}\n")
+        complain(error)
         sys.exit(1)
 
 

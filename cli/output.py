@@ -1,10 +1,17 @@
-"""Standard output of the commands, whose reader may leave and whose disk may be full."""
+"""What the commands write: to standard output, whose reader may leave and whose disk may be full,
+and to standard error. Whatever a service or a model says, it steers no terminal.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterable
+from typing import TextIO
+
+# All of them but tabs and line ends
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class OutputError(Exception):
@@ -22,12 +29,16 @@ def write(text: str) -> None:
         OutputError: it cannot be written.
     """
     try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
+        _write(sys.stdout, text)
     except OSError as error:
         # Python flushes again at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise OutputError(error) from error
+
+
+def complain(message: object) -> None:
+    """Tell a person what is wrong, on standard error."""
+    _write(sys.stderr, f"cadenza: {message}\n")
 
 
 def write_table(rows: Iterable[tuple[str, ...]]) -> None:
@@ -43,3 +54,13 @@ def write_table(rows: Iterable[tuple[str, ...]]) -> None:
         for row in table
     ]
     write("\n".join(lines) + "\n")
+
+
+def _write(stream: TextIO, text: str) -> None:
+    if stream.isatty():
+        text = _CONTROLS.sub("", text)
+    try:
+        stream.write(text)
+    except UnicodeEncodeError as error:  # half a surrogate pair, or not of this terminal's letters
+        stream.write(text.encode(error.encoding, "replace").decode(error.encoding))
+    stream.flush()

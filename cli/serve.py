@@ -14,7 +14,7 @@ from cadenza.cli.config import DEFAULT, Resolved
 from cadenza.cli.config_reports import show_given, warn
 from cadenza.cli.errors import UsageError
 from cadenza.cli.options import ServeOptions
-from cadenza.cli.output import write
+from cadenza.cli.output import complain, write
 from cadenza.cli.profile import configure
 from cadenza.cli.progress import Progress
 from cadenza.policies.errors import ProfileError
@@ -61,7 +61,7 @@ def run(resolved: Resolved) -> int:
     if failure is not None and not was_ready:
         raise UsageError(failure)
     if failure is not None:
-        sys.stderr.write(f"cadenza: {failure}\n")
+        complain(failure)
     return 0 if failure is None else 1
 
 

@@ -21,6 +21,7 @@ from cadenza.service.policy_report import PolicyReport
 _TIMEOUT_S = 60.0  # the service answers within 55 s, whatever its engine does
 _STREAM_TIMEOUT_S = 600.0  # between two events; a request may wait in a queue for long
 _MAX_BYTES = 16 << 20
+_NO_JSON = (ValueError, RecursionError)
 
 Answer = Mapping[str, Any]
 
@@ -105,24 +106,24 @@ class ServiceClient:
         except HTTPError as error:
             raise UsageError(self._refusal(error)) from error
         except URLError as error:
-            raise UsageError(self._silence(error.reason)) from error
+            raise UsageError(self._silence(error.reason, timeout_s)) from error
         except OSError as error:
-            raise UsageError(self._silence(error)) from error
-        except (ValueError, HTTPException) as error:
+            raise UsageError(self._silence(error, timeout_s)) from error
+        except (*_NO_JSON, HTTPException) as error:
             raise UsageError(f"what answers at {self._url} is not Cadenza") from error
 
     def _refusal(self, error: HTTPError) -> str:
         try:
             message = str(json.loads(error.read(_MAX_BYTES))["error"]["message"])
-        except (OSError, ValueError, LookupError, TypeError):
+        except (OSError, HTTPException, *_NO_JSON, LookupError, TypeError):
             return f"{self._url} answers with HTTP status {error.code}, and not as Cadenza does"
         if error.code == 401:
             return f"{message} Here: --admin-api-key, or {VARIABLE}"
         return message
 
-    def _silence(self, reason: object) -> str:
+    def _silence(self, reason: object, timeout_s: float) -> str:
         if isinstance(reason, TimeoutError):
-            return f"{self._url} does not answer within {_TIMEOUT_S:g} s"
+            return f"{self._url} does not answer within {timeout_s:g} s"
         why = (reason.strerror if isinstance(reason, OSError) else None) or reason
         return (
             f"nothing answers at {self._url} ({why}); --server is the HTTP address that "
@@ -140,11 +141,11 @@ def _events(response: HTTPResponse) -> Iterator[Answer]:
             continue  # what parts events, or a comment
         try:
             event = json.loads(data)
-        except ValueError:
+        except _NO_JSON:
             event = None
         if not isinstance(event, dict):
             raise StreamCut("the service sent an event that is none of ours")
-        if "error" in event:
+        if event.get("error") is not None:
             raise StreamCut(_message(event))
         yield event
     raise StreamCut("the service broke off")

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from cadenza.cli import chat
+from cadenza.cli import chat, service_client
 from cadenza.cli.main import main
 
 
@@ -220,6 +220,7 @@ def test_a_refusal_of_a_single_question_is_status_2(capsys, service: Service):
         ([], "the service broke off"),
         ([b"data: [1]\n\n"], "the service sent an event that is none of ours"),
         ([b"data: {\n\n"], "the service sent an event that is none of ours"),
+        ([b"data: " + b"[" * 5000 + b"\n\n"], "the service sent an event that is none of ours"),
     ],
 )
 def test_a_stream_that_is_cut_is_status_1(capsys, service: Service, rest: Any, message: str):
@@ -234,6 +235,64 @@ def test_a_stream_that_is_cut_is_status_1(capsys, service: Service, rest: Any, m
 def test_comments_and_other_fields_are_no_events(capsys, service: Service):
     service.parts = [b": keep-alive\n\n", b"event: x\n", *WHOLE]
     assert talk(capsys, "x", "--server", service.url)[0] == "It is Paris.\n"
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {},
+        {"choices": None},
+        {"choices": []},
+        {"choices": None, "usage": {"total_tokens": 3}, "error": None},
+        {"choices": [{}]},
+        {"choices": [{"delta": None, "finish_reason": "stop"}]},
+        {"choices": [{"delta": {"role": "assistant", "content": None}}]},
+        {"choices": [{"delta": {"reasoning": "hm", "tool_calls": None}}]},
+    ],
+    ids=json.dumps,
+)
+def test_other_services_leave_out_what_has_no_text(capsys, service: Service, part: Any):
+    service.parts = [b"data: " + json.dumps(part).encode() + b"\n\n", *WHOLE]
+    assert talk(capsys, "x", "--server", service.url) == ("It is Paris.\n", "")
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"choices": 1},
+        {"choices": {"delta": {"content": "x"}}},
+        {"choices": ["x"]},
+        {"choices": [None]},
+        {"choices": [{"delta": "x"}]},
+        {"choices": [{"delta": [1]}]},
+        {"choices": [{"delta": {"content": 1}}]},
+        {"choices": [{"delta": {"content": ["x"]}}]},
+        {"choices": [{"delta": {"content": [{"type": "text", "text": "x"}]}}]},
+    ],
+    ids=json.dumps,
+)
+def test_an_event_of_another_form_cuts_the_stream(capsys, service: Service, part: Any):
+    service.parts = [event("It "), b"data: " + json.dumps(part).encode() + b"\n\n", *WHOLE]
+
+    out, error = talk(capsys, "x", "--server", service.url, status=1)
+
+    assert out == "It \n"
+    assert error.startswith("cadenza: the service sent an event that is none of ours: ")
+    assert error.count("\n") == 1
+
+
+def test_text_that_no_output_can_hold_is_written_as_far_as_it_can(
+    capsys, service: Service, monkeypatch
+):
+    service.parts = [event("a\ud83d"), event("ü"), DONE]
+    for encoding, written in (("utf-8", "a?ü\n"), ("ascii", "a??\n")):
+        out = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", out)
+            with pytest.raises(SystemExit) as left:
+                main(("chat", "x", "--server", service.url))
+        assert left.value.code == 0
+        assert out.buffer.getvalue().decode(encoding) == written
 
 
 def test_an_answer_that_is_cut_for_its_length_says_so(capsys, service: Service):
@@ -261,6 +320,47 @@ def test_what_a_model_says_does_not_steer_a_terminal(capsys, service: Service, l
     assert "a[2J\tb\n" in terminal.getvalue()
 
     assert talk(capsys, "x", "--server", service.url)[0] == "a\x1b[2J\tb\x9b\r\n"
+
+
+STEERS = "no\x1b[2J\x9b\x07 more"
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_neither_does_what_a_service_refuses_with(
+    capsys, service: Service, monkeypatch, is_stream: bool
+):
+    told = json.dumps({"error": {"message": STEERS}}).encode()
+    service.status, service.parts = 400, [told]
+    if is_stream:
+        service.status, service.parts = 200, [b"data: " + told + b"\n\n"]
+    terminal = Terminal()
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", terminal)
+        with pytest.raises(SystemExit):
+            main(("chat", "x", "--server", service.url))
+    assert terminal.getvalue() == "cadenza: no[2J more\n"
+
+    error = talk(capsys, "x", "--server", service.url, status=1 if is_stream else 2)[1]
+    assert error == f"cadenza: {STEERS}\n", "a file is none"
+
+
+@pytest.mark.parametrize(
+    "body", [b"[" * 5000, b'{"error": null}', b'{"error": ["x"]}', b"\xff", b""]
+)
+def test_a_refusal_in_other_words_is_told(capsys, service: Service, body: bytes):
+    service.status, service.parts = 500, [body] if body else []
+    error = talk(capsys, "x", "--server", service.url, status=2)[1]
+    assert error == (
+        f"cadenza: {service.url} answers with HTTP status 500, and not as Cadenza does\n"
+    )
+
+
+def test_who_does_not_answer_is_told_the_time_that_it_had(capsys, monkeypatch):
+    monkeypatch.setattr(service_client, "_STREAM_TIMEOUT_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        error = talk(capsys, "x", "--server", url, status=2)[1]
+    assert error == f"cadenza: {url} does not answer within 0.05 s\n"
 
 
 def test_nobody_who_answers(capsys):
