@@ -16,6 +16,7 @@ import msgspec
 
 from cadenza.service import tracing
 from cadenza.service.choice import TextOptions
+from cadenza.service.control import Control
 from cadenza.service.encoder import Encoder
 from cadenza.service.engine_client import EngineClient
 from cadenza.service.entrance import Entrance
@@ -126,8 +127,12 @@ class Generator:
             served = ", ".join(self.model_names)
             raise UnknownModel(f"The model does not exist here; served: {served}.")
 
-    async def submit(self, request: GenerationRequest) -> Generation:
+    async def submit(
+        self, request: GenerationRequest, control: Control | None = None
+    ) -> Generation:
         """Start a request. Waits while the engine loads and while the prompt is encoded.
+
+        What its client wants otherwise meanwhile, and later, comes through `control`.
 
         Cancelling the call leaves nothing behind. The caller must iterate the generation to its
         end, or cancel it.
@@ -140,7 +145,7 @@ class Generator:
             QuotaExceeded: a policy refuses what the request's tenant may not have now.
             EngineUnavailable: the engine is dead.
         """
-        [generation] = await self.submit_all([request])
+        [generation] = await self._submit([request], control)
         return generation
 
     async def submit_all(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
@@ -152,11 +157,17 @@ class Generator:
         Raises:
             RequestError: as `submit`, for the first that cannot be served.
         """
+        return await self._submit(requests, None)
+
+    async def _submit(
+        self, requests: Sequence[GenerationRequest], control: Control | None
+    ) -> list[Generation]:
+        """`control` is of the first."""
         if self._draining:
             raise EngineUnavailable("The service is shutting down.")
         self._num_entering += len(requests)
         try:
-            return await self._enter(requests)
+            return await self._enter(requests, control or Control())
         finally:
             self._num_entering -= len(requests)
 
@@ -199,13 +210,16 @@ class Generator:
         """Each token as the vocabulary writes it, for ids that `encode` returned."""
         return await self._encoder.names(ids)
 
-    async def _enter(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
+    async def _enter(
+        self, requests: Sequence[GenerationRequest], control: Control
+    ) -> list[Generation]:
         timers = [RequestTimer(self.metrics) for _ in requests]
         for request in requests:
             self.check_model(request.model)
         ready = await self._ready()
         checked = [check(request, self.limits, ready) for request in requests]
         entry = self._entrance.enter(checked, ready)
+        control.entered(entry.places[0])
         try:
             with entry.preparing():
                 jobs = [
@@ -213,6 +227,7 @@ class Generator:
                     for index, timer in enumerate(timers)
                 ]
             entry.generations = generations = self._launch_all(jobs, ready.max_num_seqs)
+            control.launched(generations[0])
             return generations
         except BaseException:
             entry.leave()
@@ -258,11 +273,13 @@ class Generator:
         checked = entry.requests[index]
         prompt = await self._encoder.prompt(checked, ready)
         self._entrance.learn(entry, index, len(prompt))
+        sampling = await self._encoder.sampling(checked, ready)
+        options = await self._encoder.options(checked, prompt)
         return _Job(
-            checked=checked,
+            checked=entry.requests[index],  # as its client wants it by now
             prompt=prompt,
-            sampling=await self._encoder.sampling(checked, ready),
-            options=await self._encoder.options(checked, prompt),
+            sampling=sampling,
+            options=options,
             max_tokens=_max_tokens(checked, len(prompt), ready.max_model_len),
             places=entry.places[index],
             timer=timer,

@@ -9,6 +9,7 @@ import asyncio
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -127,6 +128,11 @@ class Places:
             self._queue.num_tokens += prompt_tokens - self._prompt_tokens
             self._prompt_tokens = prompt_tokens
 
+    def change(self, name: str, value: Any) -> None:
+        """Another value for a field of the request, as long as whoever sheds may look at it."""
+        if self._entry is not None:
+            self._entry.change(self, name, value)
+
     def leave(self, count: int = 1) -> None:
         """Give back up to `count` places."""
         count = min(count, self._num_held)
@@ -227,6 +233,12 @@ class Entry:
             whole = first._replace(choices=self.num_choices, prompt_tokens=sum(self.prompt_tokens))
             self._packed = whole.packed()
         return self._packed
+
+    def change(self, places: Places, name: str, value: Any) -> None:
+        """Another value for a field of the request that holds these places."""
+        index, requests = self.places.index(places), [*self.requests]
+        requests[index] = replace(requests[index], **{name: value})
+        self.requests, self._packed = requests, None
 
     def learn(self, index: int, prompt_tokens: int) -> None:
         """The prompt of a request is encoded; before, its length was an estimate."""

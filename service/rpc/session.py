@@ -11,8 +11,8 @@ from typing import TypeAlias
 
 import structlog
 
+from cadenza.service.control import Control
 from cadenza.service.errors import EngineUnavailable, InvalidRequest, Overloaded, RequestError
-from cadenza.service.generation import Generation
 from cadenza.service.generator import Generator
 from cadenza.service.request import GenerationRequest
 from cadenza.service.rpc import status
@@ -39,32 +39,8 @@ class _Live:
     """A request between its submit and its terminal event."""
 
     request_id: str
+    control: Control = field(default_factory=Control)
     task: asyncio.Task[None] = field(init=False)  # set by the reader, at once
-    _generation: Generation | None = None  # until its prompt is encoded
-    _granted: int = 0  # until then
-    _controls: dict[str, Callable[[Generation], None]] = field(default_factory=dict)  # until then
-
-    def begin(self, generation: Generation) -> None:
-        """The request has become this; what its client wanted of it meanwhile is done."""
-        self._generation = generation
-        for act in self._controls.values():
-            act(generation)
-        if self._granted:
-            generation.grant(self._granted)
-
-    def control(self, what: str, act: Callable[[Generation], None]) -> None:
-        """Set something of the generation, now or once there is one; the last word counts."""
-        if self._generation is None:
-            self._controls[what] = act
-        else:
-            act(self._generation)
-
-    def grant(self, tokens: int) -> None:
-        """The client takes more tokens."""
-        if self._generation is None:
-            self._granted += tokens
-        else:
-            self._generation.grant(tokens)
 
 
 class Session:
@@ -154,7 +130,7 @@ class Session:
 
     def _reprioritise(self, action: pb.Reprioritise) -> None:
         if live := self._live.get(action.request_id):
-            live.control("priority", lambda generation: generation.reprioritise(action.priority))
+            live.control.reprioritise(action.priority)
 
     def _set_deadline(self, action: pb.SetDeadline) -> None:
         try:
@@ -163,11 +139,11 @@ class Session:
             self._refuse("", error)  # the request goes on
         else:
             if live := self._live.get(action.request_id):
-                live.control("deadline", lambda generation: generation.set_deadline(deadline_s))
+                live.control.set_deadline(deadline_s)
 
     def _grant(self, action: pb.Credit) -> None:
         if live := self._live.get(action.request_id):
-            live.grant(action.tokens)
+            live.control.grant(action.tokens)
 
     def _why_unusable(self, request_id: str) -> RequestError | None:
         if not request_id:
@@ -201,8 +177,7 @@ class Session:
     async def _serve(self, live: _Live, request: GenerationRequest) -> None:
         """Run one request to its terminal event. Raises nothing but CancelledError."""
         try:
-            generation = await self._generator.submit(request)
-            live.begin(generation)
+            generation = await self._generator.submit(request, live.control)
             async with aclosing(relay(generation, live.request_id)) as batches:
                 async for events in batches:
                     for event in events:

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from cadenza.service.chat_template import ChatTemplate
+from cadenza.service.control import Control
 from cadenza.service.errors import (
     DeadlineExceeded,
     EngineUnavailable,
@@ -438,6 +439,67 @@ def test_a_running_generation_gets_another_priority_deadline_and_credit(run, ope
 
             later = front.engine.received[told:]
             assert [type(message) for message in later] == [Cancel, Cancel, ResetPrefixCache]
+
+    run(main())
+
+
+def test_what_is_wanted_before_the_engine_has_the_request_is_in_its_message(run, open_front):
+    """The last word counts; credits add up. An old deadline would end the request at once."""
+
+    async def main():
+        async with open_front(ready=False) as front:
+            control = Control()
+            request = ask(deadline_s=time.monotonic() - 1, credit=2)
+            task = asyncio.create_task(front.generator.submit(request, control))
+            await asyncio.sleep(0)  # it waits for the engine now
+            assert front.generator.num_queued == 1
+            control.set_deadline(1.0)
+            control.reprioritise(7)
+            control.grant(3)
+            control.set_deadline(None)
+            control.reprioritise(-7)
+            control.grant(4)
+            front.engine.become_ready()
+            generation = await task
+            await front.client.reset_prefix_cache()
+
+            [submit] = front.engine.submits()
+            assert (submit.priority, submit.deadline_s, submit.credit) == (-7, None, 2)
+            granted = [each for each in front.engine.received if isinstance(each, Credit)]
+            assert granted == [Credit(submit.request, 7)]
+            control.reprioritise(1)
+            control.set_deadline(5.0)
+            control.grant(1)
+            await front.client.reset_prefix_cache()
+            assert front.engine.received[-4:-1] == [
+                Reprioritise(submit.request, 1),
+                SetDeadline(submit.request, 5.0),
+                Credit(submit.request, 1),
+            ]
+            generation.cancel()
+
+    run(main())
+
+
+def test_whoever_sheds_sees_the_priority_that_a_client_wants_by_now(run, open_front):
+    async def main():
+        limits = Limits(max_queued=2)
+        async with open_front(limits=limits, chosen={"shed_load": "lowest-priority"}) as front:
+            front.engine.auto = False
+            front.engine.seats = 0
+            control = Control()
+            raised = await front.generator.submit(ask(priority=5), control)
+            control.reprioritise(-5)
+            lowered = Control()
+            other = await front.generator.submit(ask(priority=-1), lowered)
+            lowered.reprioritise(3)
+            newcomer = await front.generator.submit(ask(priority=0))
+
+            with pytest.raises(Overloaded):
+                await collect(other)
+            assert not raised.is_over
+            raised.cancel()
+            newcomer.cancel()
 
     run(main())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 
@@ -12,6 +12,7 @@ import grpc
 import pytest
 import uvloop
 
+from cadenza.service.control import Control
 from cadenza.service.errors import RequestError
 from cadenza.service.events import Admitted, Delta, Event, Finished, FinishReason
 from cadenza.service.request import GenerationRequest
@@ -109,19 +110,20 @@ class FakeGenerator:
         self.generations: dict[str, FakeGeneration] = {}
         self.requests: list[GenerationRequest] = []
         self.errors: dict[str, Exception] = {}  # by text: what submit raises
-        self.before_submit: Callable[[], Awaitable[object]] | None = None  # what it waits for
         self.on_submit: Callable[[FakeGeneration], None] = lambda generation: None
         self._changed = asyncio.Event()
 
-    async def submit(self, request: GenerationRequest) -> FakeGeneration:
+    async def submit(
+        self, request: GenerationRequest, control: Control | None = None
+    ) -> FakeGeneration:
         text = request.text or ""
         self.requests.append(request)
-        if self.before_submit is not None:
-            await self.before_submit()
         if text in self.errors:
             raise self.errors[text]
         generation = FakeGeneration(f"gen-{text[:20]}", request.n or 1)
         self.generations[text] = generation
+        if control is not None:
+            control.launched(generation)  # type: ignore[arg-type]
         self.on_submit(generation)
         self._changed.set()
         return generation

@@ -156,7 +156,7 @@ async def test_a_cancel_reaches_a_request_that_waits_for_the_engine(
 ):
     left = asyncio.Event()
 
-    async def submit(request):
+    async def submit(request, control):
         try:
             await asyncio.Event().wait()
         finally:
@@ -179,7 +179,7 @@ async def test_a_lost_cancellation_brings_no_event_after_the_end(
 ):
     submit = generator.submit
 
-    async def stubborn(request):
+    async def stubborn(request: object, control: object):
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
@@ -304,26 +304,6 @@ async def test_a_running_request_is_in_its_clients_control(generator, submit_of)
         assert others == [("deadline", None), ("credit", 9), ("credit", 2)]
         assert not generator.generations["b"].controls
         assert client.events_of("") == []
-
-
-async def test_what_is_wanted_while_the_prompt_is_encoded_is_done_once_it_runs(
-    generator, submit_of
-):
-    """The last word counts; credits add up."""
-    encoded = asyncio.Event()
-    generator.before_submit = encoded.wait
-    async with open_session(generator) as (_, client, _task):
-        client.send(submit_of("a"), *control_of("a"), *control_of("a"))
-        await settle()
-        assert not generator.generations
-        encoded.set()
-        await settle()
-
-        assert generator.generations["a"].controls == [
-            ("priority", -7),
-            ("deadline", None),
-            ("credit", 22),
-        ]
 
 
 async def test_control_of_an_unknown_or_ended_request_is_ignored(generator, submit_of, cancel_of):
