@@ -49,6 +49,7 @@ __all__ = [
 BUDGET_S = 0.010  # of all policies together, in a step
 
 _LEAST_SHARE = 0.2  # of the budget; who would have less is not asked
+_CONSTRUCTOR = "__init__"  # for the blame
 _RELEASE_S = 0.050  # for building an instance anew when somebody waits for that
 _DISARMED = "took away the signal or the timer that ends calls"
 
@@ -368,9 +369,7 @@ class PolicyRunner:
         """Build a spoilt instance anew, in what is left of the budget; else it rests again."""
         limit_s = self._budget_s - self._spent_s
         started_s = self._timer()
-        self._blame.enter(asked.number, started_s)
         error = self._rebuild(asked.policy, limit_s)
-        self._blame.leave()
         elapsed_s = self._timer() - started_s
         self._spend(asked.standing, elapsed_s)
         if error is None:
@@ -384,12 +383,15 @@ class PolicyRunner:
 
     def _rebuild(self, policy: str, limit_s: float) -> str | None:
         """Put a fresh instance in the place of a policy's; what is wrong if that fails."""
+        self._blame.enter(self._blame.number_of(policy, _CONSTRUCTOR), self._timer())
         try:
             return self._guard.run(limit_s, self._try_to_rebuild, policy)
         except Interrupted:
             return f"takes longer than {limit_s * 1e3:.0f} ms"
         except Disarmed:
             return _DISARMED
+        finally:
+            self._blame.leave()
 
     def _try_to_rebuild(self, policy: str) -> str | None:
         try:
@@ -397,7 +399,9 @@ class PolicyRunner:
         except self._not_theirs:
             raise
         except BaseException as error:  # a constructor is foreign code too
-            return describe(error)
+            told = describe(error)
+            forget_frames(error)
+            return told
         return None
 
     def _quarantine(self, asked: Hook, error: str) -> None:

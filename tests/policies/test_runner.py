@@ -1,5 +1,6 @@
 """What becomes of a policy that fails, on clocks that tests set."""
 
+import gc
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -555,6 +556,33 @@ def test_what_cannot_be_built_anew_is_at_fault_again_and_again(asked: Asked):
     assert asked.runner.quarantined == ("mine",)
 
 
+def test_nothing_of_a_constructor_that_failed_waits_for_the_collector(asked: Asked):
+    """Its error and its frame hold each other, and so whatever it has made."""
+    ended: list[bool] = []
+
+    class Ends:
+        def __del__(self) -> None:
+            ended.append(True)
+
+    def construct() -> None:
+        made, kept = Ends(), []  # noqa: F841 - its frame holds it
+        try:
+            raise ValueError("no")
+        except ValueError as error:
+            kept.append(error)
+            raise
+
+    asked.fail(3)
+    asked.machine.construct = construct
+    gc.disable()
+    try:
+        with pytest.raises(PolicyUnusable):
+            asked.runner.release("mine")
+        assert ended == [True]
+    finally:
+        gc.enable()
+
+
 def test_what_is_built_anew_at_last_is_asked_at_once(asked: Asked):
     asked.machine.construct = raises(SystemExit())
     interrupt(asked, computed_s=0.011)
@@ -674,3 +702,43 @@ def test_who_is_asked_stands_in_memory_until_it_has_returned(asked: Asked):
         Culprit("mine", "select_victims", 7.0),
     ]
     assert read_blame(asked.memory) is None
+
+
+def test_who_is_built_anew_stands_in_memory_until_that_has_ended(asked: Asked):
+    seen: list[Culprit | None] = []
+
+    def construct() -> None:
+        seen.append(read_blame(asked.memory))
+        if len(seen) == 1:
+            raise ValueError("no")
+
+    asked.fail(3)
+    asked.machine.now_s = 7.0
+    asked.machine.construct = construct
+    with pytest.raises(PolicyUnusable):
+        asked.runner.release("mine")
+    assert read_blame(asked.memory) is None
+    asked.runner.release("mine")
+    interrupt(asked, computed_s=0.011)
+    asked.next_step(after_s=REST_S)
+    asked.machine.now_s = 8.0
+    asked.order()
+
+    assert seen == [Culprit("mine", "__init__", since_s) for since_s in (7.0, 7.0, 8.0)]
+    assert read_blame(asked.memory) is None
+
+
+def test_ctrl_c_without_a_guard_leaves_nobody_to_blame_for_building():
+    machine, memory = Machine(), bytearray(SIZE)
+    profile = Profile({"order_admissions": "mine"}, {**BUILTIN, "mine": machine.policy()})
+    runner = PolicyRunner(profile, guard=NoGuard(), blame=Blame(memory))
+    decisions = Decisions(profile, runner)
+    machine.act = raises(ValueError("no"))
+    for step_id in range(3):
+        decisions.order_admissions(WAITING, replace(STEP, step_id=step_id))
+    machine.construct = raises(KeyboardInterrupt())
+
+    with pytest.raises(KeyboardInterrupt):
+        runner.release("mine")
+
+    assert read_blame(memory) is None
