@@ -24,6 +24,7 @@ from cadenza.service.errors import EngineUnavailable, InvalidRequest, UnknownMod
 from cadenza.service.front_policies import FrontPolicies
 from cadenza.service.generation import Generation
 from cadenza.service.limits import Limits
+from cadenza.service.logprob_limits import refuse_costly
 from cadenza.service.metrics import Metrics, RequestTimer
 from cadenza.service.prompt import refuse_overlong, token_ids
 from cadenza.service.queue import Entry, Places
@@ -138,7 +139,8 @@ class Generator:
         end, or cancel it.
 
         Raises:
-            InvalidRequest: a field is wrong, or prompt and max_tokens exceed the model's context.
+            InvalidRequest: a field is wrong, prompt and max_tokens exceed the model's context, or
+                too many log-probabilities are asked for.
             UnknownModel: the request names a model that is not served.
             Overloaded: too many choices wait already, or a policy refuses; later, perhaps, from
                 the generation as well, if it makes room for another before it has begun.
@@ -218,6 +220,7 @@ class Generator:
             self.check_model(request.model)
         ready = await self._ready()
         checked = [check(request, self.limits, ready) for request in requests]
+        refuse_costly(checked, ready.max_model_len)
         entry = self._entrance.enter(checked, ready)
         control.entered(entry.places[0])
         try:

@@ -19,7 +19,7 @@ from cadenza.service.http.call import Call
 from cadenza.service.http.dialect import ChoiceState, Dialect
 from cadenza.service.http.disconnect import while_connected
 from cadenza.service.http.errors import JsonResponse, error_object, renamed
-from cadenza.service.http.logprobs import bounded, prompt_logprobs, refuse_costly
+from cadenza.service.http.logprobs import bounded, prompt_logprobs
 from cadenza.service.http.merge import merge
 from cadenza.service.http.sse import EventStream
 from cadenza.service.http.usage import usage
@@ -41,11 +41,12 @@ class Endpoint:
 
     def _check_size(self, call: Call) -> None:
         n = call.requests[0].n
-        rows = len(call.requests) * (n if type(n) is int else 1)
-        if len(call.requests) > 1 and rows > self._generator.limits.max_queued:
+        limits = self._generator.limits
+        if type(n) is not int or n > limits.max_choices:
+            n = 1  # wrong values are left to `Generator.submit`
+        rows = len(call.requests) * n
+        if len(call.requests) > 1 and rows > limits.max_queued:
             raise InvalidRequest(f"{rows} choices in one call are too many.", "n")
-        limits = self._generator.engine.limits
-        refuse_costly(call, limits.max_model_len if limits else None)
 
     async def _answer(self, call: Call, scope: Scope, receive: Receive, send: Send) -> None:
         async with AsyncExitStack() as running:

@@ -11,14 +11,10 @@ from typing import Any
 
 import msgspec
 
-from cadenza.service.errors import InvalidRequest
 from cadenza.service.events import Delta, Echo, Event, PositionLogprobs, PromptScored
-from cadenza.service.http.call import Call
-from cadenza.service.request import GenerationRequest
 
 MAX_POSITIONS = 128  # told in one event, or encoded without giving way to others
 MIN_LOGPROB = -9999.0  # JSON has no infinity; vLLM's floor
-MAX_LOGPROBS = 1 << 20  # in one call, some 130 MB of JSON
 
 _encoder = msgspec.json.Encoder()
 
@@ -122,41 +118,3 @@ def floor(logprob: float | None) -> float | None:
     if logprob is None:
         return None
     return max(logprob, MIN_LOGPROB) if logprob == logprob else MIN_LOGPROB
-
-
-def refuse_costly(call: Call, max_model_len: int | None) -> None:
-    """Refuse a call that may ask for more than MAX_LOGPROBS; wrong values are left to others.
-
-    Raises:
-        InvalidRequest: it may. Without max_tokens it may fill the model's context.
-    """
-    first = call.requests[0]
-    n = 1 if first.n is None else first.n
-    num_tokens = max_model_len if first.max_tokens is None else first.max_tokens
-    numbers = (n, num_tokens, first.logprobs or 0, first.prompt_logprobs or 0)
-    if num_tokens is None or any(type(number) is not int for number in numbers):
-        return
-    told = 0 if first.logprobs is None else n * (first.logprobs + 1)
-    most = len(call.requests) * told * num_tokens
-    if first.prompt_logprobs is not None or (first.echo and first.logprobs is not None):
-        of_prompts = sum(_longest(request, max_model_len) for request in call.requests)
-        echoed = told if first.echo and first.messages is None else 0
-        scored = 0 if first.prompt_logprobs is None else first.prompt_logprobs + 1
-        most += of_prompts * (echoed + scored)
-    if most > MAX_LOGPROBS:
-        raise InvalidRequest(
-            f"logprobs for up to {most} tokens and alternatives are more than {MAX_LOGPROBS}: "
-            "ask for fewer, or for a smaller max_tokens or n.",
-            "logprobs" if told else "prompt_logprobs",
-        )
-
-
-def _longest(request: GenerationRequest, max_model_len: int | None) -> int:
-    """Tokens that a prompt has at most."""
-    if isinstance(request.token_ids, list):
-        most = len(request.token_ids)
-    elif isinstance(request.text, str):
-        most = 4 * len(request.text) + 1  # a byte each
-    else:
-        return max_model_len or 0
-    return most if max_model_len is None else min(most, max_model_len)

@@ -112,7 +112,8 @@ def test_a_call_for_too_many_log_probabilities_is_refused(run, serve, stream):
             ):
                 response = await served.http.post(path, json=body)
                 assert response.status_code == 400, body
-                assert response.json()["error"]["param"] == "logprobs"
+                name = "top_logprobs" if path == CHAT else "logprobs"
+                assert response.json()["error"]["param"] == name
             assert served.front.engine.submits() == []
             for path, body in (
                 (CHAT, {**chat, "top_logprobs": 5}),

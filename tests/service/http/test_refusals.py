@@ -214,6 +214,43 @@ def test_bodies_that_are_no_request_are_refused(run, serve, body):
     run(main())
 
 
+MANY = b'{"prompt":["x","y"]'
+NUMBERS = (
+    "n",
+    "max_tokens",
+    "max_completion_tokens",
+    "min_tokens",
+    "prompt_logprobs",
+    "temperature",
+    "top_k",
+    "seed",
+    "priority",
+    "truncate_prompt_tokens",
+)
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_numbers_of_thousands_of_digits_are_refused_for_what_they_are(run, serve, path):
+    """Python refuses to write them down."""
+
+    async def main():
+        async with serve() as served:
+            for field in NUMBERS:
+                for sign in (b"", b"-"):
+                    body = {CHAT: b'{"messages":[{"role":"user","content":"x"}]', COMPLETIONS: MANY}
+                    huge = b',"logprobs":%b,"%b":%b%b}' % (
+                        b"true" if path == CHAT else b"5",
+                        field.encode(),
+                        sign,
+                        b"9" * (4300 - len(sign)),
+                    )
+                    response = await served.http.post(path, content=body[path] + huge)
+                    assert response.status_code == 400, field
+                    assert response.json()["error"]["param"] == field
+
+    run(main())
+
+
 def test_lone_surrogates_are_refused_wherever_text_is_read(run, serve):
     async def main():
         async with serve() as served:

@@ -108,3 +108,14 @@ def test_a_prompt_is_scored_alone(run, serve_front):
             assert (end.reason, end.completion_tokens) == (pb.FINISH_REASON_LENGTH, 0)
 
     run(main())
+
+
+def test_a_call_for_too_many_log_probabilities_is_refused(run, serve_front):
+    async def main():
+        async with serve_front(max_model_len=100_000) as (front, stub):
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await ask(stub, token_ids=ids(5), logprobs=20)
+            assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert front.engine.submits() == []
+
+    run(main())
