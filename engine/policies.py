@@ -261,7 +261,8 @@ class EnginePolicies:
             except PolicyUnusable as error:
                 faults.append(f"{error} (in the {name} profile)")
         if not is_known:
-            return f"The policy {policy!r} is not in use; {', '.join(self._live.policies)} are."
+            names = dict.fromkeys(name for each, _, _ in asked.values() for name in each.policies)
+            return f"The policy {policy!r} is not in use; {', '.join(names)} are."
         scheduler.use(self.decisions, takes_over=False)
         return "; ".join(faults) or None
 

@@ -16,7 +16,7 @@ from cadenza.policies.contract import FRONT_HOOKS
 from cadenza.policies.front_decisions import FrontDecisions
 from cadenza.policies.hook_guard import HookGuard
 from cadenza.policies.profile import Profile
-from cadenza.policies.runner import FaultCount, PolicyRunner
+from cadenza.policies.runner import FaultCount, PolicyRunner, PolicyUnusable
 from cadenza.policies.shadow import SHADOW_BUDGET_S, Shadow, ShadowedFrontDecisions
 from cadenza.wire.messages import HookUse
 from cadenza.wire.policies import Comparison, HookFaults, ProfileState, ShadowState
@@ -83,20 +83,34 @@ class FrontPolicies:
         else:
             self.decisions = ShadowedFrontDecisions(self._profile, self._runner, self._shadow)
 
-    def release(self, policy: str) -> None:
+    def release(self, policy: str) -> dict[str, str]:
         """Ask a quarantined policy again, a fresh instance of it, also as the shadow's.
+
+        By profile, `live` or `shadow`, why it cannot be built there, which the other does not mind.
 
         Raises:
             KeyError: neither profile has such a policy.
-            PolicyUnusable: it cannot be built.
         """
-        asked = [self._runner] if policy in self._profile.policies else []
-        if self._shadow is not None and policy in self._shadow.profile.policies:
-            asked.append(self._shadow.runner)
-        if not asked:
+        asked = {"live": (self._profile, self._runner)}
+        if self._shadow is not None:
+            asked["shadow"] = (self._shadow.profile, self._shadow.runner)
+        if policy not in self.in_use:
             raise KeyError(policy)
-        for runner in asked:
-            runner.release(policy)
+        faults = {}
+        for name, (profile, runner) in asked.items():
+            if policy not in profile.policies:
+                continue
+            try:
+                runner.release(policy)
+            except PolicyUnusable as error:
+                faults[name] = str(error)
+        return faults
+
+    @property
+    def in_use(self) -> tuple[str, ...]:
+        """The policies of the profile, and of the shadow's if there is one."""
+        shadow = () if self._shadow is None else self._shadow.profile.policies
+        return tuple(dict.fromkeys((*self._profile.policies, *shadow)))
 
     @property
     def profile(self) -> Profile:

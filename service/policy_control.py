@@ -20,7 +20,6 @@ from cadenza.policies.errors import ProfileError, quoted
 from cadenza.policies.library import Library, prepare, too_late
 from cadenza.policies.preparation import aside
 from cadenza.policies.profile import Profile
-from cadenza.policies.runner import PolicyUnusable
 from cadenza.service.engine_client import EngineClient
 from cadenza.service.errors import (
     ChangeUnderWay,
@@ -194,23 +193,23 @@ class PolicyControl:
             aside(profile.let_go, self._limit_s)
 
     async def _release(self, policy: str) -> None:
-        """This process first: if it fails here, the engine has not been told."""
+        """This process first: if the live profile fails here, the engine is not told."""
         try:
-            self._policies.release(policy)
+            faults = self._policies.release(policy)
         except KeyError as error:
-            names = ", ".join(self._policies.profile.policies)
+            names = ", ".join(self._policies.in_use)
             message = f"The policy {quoted(policy)} is not in use; {names} are."
             raise UnknownPolicy(message) from error
-        except PolicyUnusable as error:
-            raise InvalidRequest(
-                f"In the front process {error}; the engine is as it was."
-            ) from error
+        told = "; ".join(f"{fault} (in the {name} profile)" for name, fault in faults.items())
+        if "live" in faults:
+            raise InvalidRequest(f"In the front process {told}; the engine is as it was.")
         try:
             await self._tell(lambda number: ReleasePolicy(number, policy))
         except InvalidRequest as error:
-            raise InvalidRequest(
-                f"In the engine process {error.message}; the front process asks it."
-            ) from error
+            here = f"in the front process {told}" if faults else "the front process asks it"
+            raise InvalidRequest(f"In the engine process {error.message}; {here}.") from error
+        if faults:
+            raise InvalidRequest(f"In the front process {told}; the engine process asks it.")
 
     async def _build(self, choices: Choices, before: Profile | None) -> Profile:
         """The profile, built and tried in a thread.

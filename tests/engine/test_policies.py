@@ -480,9 +480,14 @@ def test_a_release_says_in_which_profile_it_failed(monkeypatch: pytest.MonkeyPat
 
 
 def test_only_policies_in_use_are_released():
-    answer = Changing().ask(ReleasePolicy(3, "edf"))
+    changing = Changing()
+    answer = changing.ask(ReleasePolicy(3, "edf"))
     in_use = ", ".join(dict.fromkeys(DEFAULTS.values()))
     assert answer.error == f"The policy 'edf' is not in use; {in_use} are."
+
+    changing.ask(UseShadow(4, PolicyConfig(chosen={"order_admissions": ("reversed",)})))
+    answer = changing.ask(ReleasePolicy(5, "edf"))
+    assert answer.error == f"The policy 'edf' is not in use; {in_use}, reversed are."
 
 
 def test_faults_never_fall():

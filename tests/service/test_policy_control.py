@@ -61,10 +61,13 @@ class Once:
     """Cannot be built whenever one likes."""
 
     may_be_built = True
+    still_to_build = 0  # although it may not
 
     def __init__(self) -> None:
         if not self.may_be_built:
-            raise ValueError("no more")
+            if not self.still_to_build:
+                raise ValueError("no more")
+            type(self).still_to_build -= 1
 
     @hookimpl
     def order_admissions(self) -> Any:
@@ -89,15 +92,18 @@ def changes(front: Front) -> list[Any]:
     return [message for message in front.engine.received if isinstance(message, kinds)]
 
 
-def strike_out(front: Front, policy: str) -> None:
+def strike_out(front: Front, policy: str, *, shadow: bool = False) -> None:
     """Let the policy fail in the front until it is quarantined there."""
+    policies = front.generator.policies
+    runner = policies._runner
+    if shadow:
+        assert policies._shadow is not None
+        runner = policies._shadow.runner
     views = made_up_views()
     for step_id in range(STRIKES):
         step = replace(views["step"], step_id=step_id)
         arguments = {"waiting": views["waiting"], "step": step}
-        front.generator.policies._runner.ask(
-            policy, "order_admissions", lambda answer: 1 / 0, arguments
-        )
+        runner.ask(policy, "order_admissions", lambda answer: 1 / 0, arguments)
 
 
 def test_both_processes_use_the_profile(run, open_front: OpenFront):
@@ -390,6 +396,9 @@ def test_a_shadow_is_set_and_taken_away(run, open_front: OpenFront):
             assert (await front.control.describe()).shadow is None
             with pytest.raises(UnknownPolicy):
                 await front.control.release("fair-share")
+            await front.control.shadow(FAIR)
+            with pytest.raises(UnknownPolicy, match=r"fcfs, .*, fair-share are"):
+                await front.control.release("edf")
 
     run(main())
 
@@ -516,6 +525,58 @@ def test_a_release_that_fails_here_does_not_reach_the_engine(run, open_front: Op
             assert front.generator.policies.quarantined == ()
 
     run(main())
+
+
+@pytest.mark.parametrize(
+    ("at_engine", "told"),
+    [
+        (None, r"^In the front process .*no more.* \(in the shadow profile\); the engine process"),
+        ("no", r"^In the engine process no; in the front process .*no more.* \(in the shadow prof"),
+    ],
+)
+def test_a_release_that_fails_for_the_shadow_alone_reaches_the_engine(
+    run, open_front: OpenFront, at_engine: str | None, told: str
+):
+    async def main() -> None:
+        async with open_front(policies={"once": Once}) as front:
+            await front.control.use({"decisions": {"order": "once"}})
+            await front.control.shadow({"decisions": {"order": "once"}})
+            for shadow in (False, True):
+                strike_out(front, "once", shadow=shadow)
+            Once.may_be_built, Once.still_to_build = False, 1
+            front.engine.policy_error = at_engine
+            with pytest.raises(InvalidRequest, match=told):
+                await front.control.release("once")
+
+            assert isinstance(changes(front)[-1], ReleasePolicy)
+            assert front.generator.policies.quarantined == ()
+
+    try:
+        run(main())
+    finally:
+        Once.may_be_built = True
+
+
+def test_a_release_that_fails_for_the_live_profile_is_tried_for_the_shadow(
+    run, open_front: OpenFront
+):
+    async def main() -> None:
+        async with open_front(policies={"once": Once}) as front:
+            await front.control.use({"decisions": {"order": "once"}})
+            await front.control.shadow({"decisions": {"order": "once"}})
+            for shadow in (False, True):
+                strike_out(front, "once", shadow=shadow)
+            Once.may_be_built = False
+            told = r"\(in the live profile\); .* \(in the shadow profile\); the engine is as it was"
+            with pytest.raises(InvalidRequest, match=told):
+                await front.control.release("once")
+
+            assert not isinstance(changes(front)[-1], ReleasePolicy)
+
+    try:
+        run(main())
+    finally:
+        Once.may_be_built = True
 
 
 def test_a_change_that_the_engine_makes_late_is_made_here_too(run, open_front: OpenFront):
