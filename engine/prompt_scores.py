@@ -53,7 +53,7 @@ class PromptScorer:
             wanted = self._wanted[seat]
             end = first + int(plan.num_new[row])
             if end >= wanted.prompt_tokens:
-                del self._wanted[seat]  # it is through
+                self._leave(plan, row)
             end = min(end, wanted.prompt_tokens - 1)  # after the last one comes the output
             for start in range(first, end, _SLICE):
                 num = min(_SLICE, end - start)
@@ -66,12 +66,21 @@ class PromptScorer:
                 scores.append(PromptScores(int(plan.requests[row]), start + 1, *scored))
         return scores
 
+    def _leave(self, plan: StepPlan, row: int) -> None:
+        """A row is through with its prompt, and so are the choices that draw from it first."""
+        for seat in (plan.seats[row], *plan.sample_seats[plan.samples == row]):
+            self._wanted.pop(int(seat), None)
+
     def _scored(
         self, hidden: Tensor, tokens: Int32Array, top: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Return log-probabilities, ranks, and the best tokens with theirs, at each position."""
-        logits = self._model.logits(hidden)
-        values = torch.log_softmax(logits, dim=-1)
+        """Return log-probabilities, ranks, and the best tokens with theirs, at each position.
+
+        NaN counts as -inf, for it can be neither compared nor ranked: what is told is of no use
+        then, but nobody else's step is lost.
+        """
+        logits = _without_nan(self._model.logits(hidden))
+        values = _without_nan(torch.log_softmax(logits, dim=-1))
         targets = torch.from_numpy(tokens.astype(np.int64)).to(logits.device).unsqueeze(1)
         ranks = 1 + (logits > logits.gather(1, targets)).sum(dim=1)
         ids = _best(logits, min(top, logits.shape[1]))
@@ -81,6 +90,10 @@ class PromptScorer:
             ids.cpu().numpy().astype(np.int32),
             values.gather(1, ids).cpu().numpy(),
         )
+
+
+def _without_nan(values: Tensor) -> Tensor:
+    return values.masked_fill(values.isnan(), -torch.inf)
 
 
 def _best(logits: Tensor, count: int) -> Tensor:

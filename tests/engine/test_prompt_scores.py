@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -119,6 +120,43 @@ def test_a_prompt_of_one_token_has_no_scores(tiny: Demo) -> None:
 
     assert list(tiny.runner.execute(make_plan(Row([5], 1, BLOCKS))).prompt_scores) == []
     assert not tiny.runner._scorer.is_needed
+
+
+def test_choices_that_share_the_prompt_end_the_scoring_together(tiny: Demo) -> None:
+    """They may end with the token that they draw first, and never have a row of their own."""
+    for choice in range(3):
+        tiny.settings[choice] = Sampling(temperature=0.0, prompt_logprobs=2), choice
+    plan = make_plan(Row(OTHER, 20, BLOCKS, samples=3))
+
+    [scores] = tiny.runner.execute(plan).prompt_scores
+    assert len(scores.logprobs) == 19
+    assert not tiny.runner._scorer.is_needed
+
+
+@pytest.mark.parametrize("bad", [[0], [9], [18], [0, 1, 9, 18], [*range(19)]])
+def test_what_is_not_a_number_spoils_no_other_position(
+    tiny: Demo, monkeypatch: pytest.MonkeyPatch, bad: list[int]
+) -> None:
+    tiny.settings[0] = Sampling(temperature=0.0, prompt_logprobs=TOP), 0
+    plan = make_plan(Row(OTHER, 20, BLOCKS))
+    [right] = tiny.runner.execute(plan).prompt_scores
+    hidden = type(tiny.runner._model).hidden
+
+    def spoilt(*args: Any) -> torch.Tensor:
+        states = hidden(*args)
+        states[bad] = torch.nan
+        return states
+
+    monkeypatch.setattr(type(tiny.runner._model), "hidden", spoilt)
+    outcome = tiny.runner.execute(plan)
+
+    [scores] = outcome.prompt_scores
+    good = [index for index in range(19) if index not in bad]
+    for told, expected in zip(scores[2:], right[2:], strict=True):
+        assert np.array_equal(told[good], expected[good])
+    assert np.isneginf(scores.logprobs[bad]).all()
+    assert (scores.top_ids[bad] == np.arange(TOP)).all()
+    assert not outcome.failed.any()
 
 
 def test_equal_logits_are_told_by_id_as_those_of_the_output_are() -> None:
