@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
+from operator import eq
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,23 +32,24 @@ class Constraints:
         self._bias: tuple[Tensor, Tensor] | None = None  # ids, and what is added to their logits
         self._refused: Tensor | None = None  # [vocab_size], bool: not among the allowed
         if sampling.bias_ids:
-            ids = torch.tensor(view_ids(sampling.bias_ids).tolist(), device=device)
-            self._bias = ids, torch.tensor(view_floats(sampling.biases).tolist(), device=device)
+            biases = torch.from_numpy(view_floats(sampling.biases).astype(np.float32))
+            self._bias = _ids(sampling.bias_ids, device), biases.to(device)
         if sampling.allowed_ids:
             self._refused = torch.ones(vocab_size, dtype=torch.bool, device=device)
-            self._refused[view_ids(sampling.allowed_ids).tolist()] = False
-        self._bad_words = sampling.bad_words
+            self._refused[_ids(sampling.allowed_ids, device)] = False
         self._ending = sampling.ending_ids
         self._missing = sampling.min_tokens - (len(seated.tokens) - seated.prompt_tokens)
-        self._reach = max(map(len, self._bad_words), default=1) - 1
+        self._never = [word[0] for word in sampling.bad_words if len(word) == 1]
+        self._words = _by_eve(sampling.bad_words)
+        reach = max(map(len, sampling.bad_words), default=1) - 1
         output = seated.tokens[seated.prompt_tokens :]
-        self._tail: list[int] = output[max(0, len(output) - self._reach) :].tolist()
+        last = output[max(0, len(output) - reach) :].tolist()
+        self._said = deque(reversed(last), maxlen=reach)  # latest first
 
     def add(self, token: int) -> None:
         """Note the output's next token."""
         self._missing -= 1
-        if self._reach:
-            self._tail = [*self._tail, token][-self._reach :]
+        self._said.appendleft(token)
 
     def applied(self, logits: Tensor) -> Tensor:
         """Return one row's logits [vocab_size], -inf where forbidden; `logits` is not written to.
@@ -62,11 +67,33 @@ class Constraints:
     def _forbidden_now(self) -> list[int]:
         """What would end the output too soon, and what would complete a bad word."""
         forbidden = list(self._ending) if self._missing > 0 else []
-        forbidden += [word[-1] for word in self._bad_words if self._has_just_said(word[:-1])]
+        forbidden += self._never
+        if self._said:
+            forbidden += [
+                word.last
+                for word in self._words.get(self._said[0], ())
+                if len(word.before) <= len(self._said) and all(map(eq, word.before, self._said))
+            ]
         return forbidden
 
-    def _has_just_said(self, tokens: Sequence[int]) -> bool:
-        return not tokens or self._tail[-len(tokens) :] == list(tokens)
+
+class _Word(NamedTuple):
+    before: tuple[int, ...]  # what is said before its last token, latest first
+    last: int
+
+
+def _by_eve(words: Sequence[Sequence[int]]) -> dict[int, list[_Word]]:
+    """Return the words of several tokens by their last but one: a step looks at few of them."""
+    found: dict[int, list[_Word]] = {}
+    for word in words:
+        if len(word) > 1:
+            *before, last = word
+            found.setdefault(before[-1], []).append(_Word(tuple(reversed(before)), last))
+    return found
+
+
+def _ids(data: bytes, device: torch.device) -> Tensor:
+    return torch.from_numpy(view_ids(data).astype(np.int64)).to(device)
 
 
 def constraints_of(

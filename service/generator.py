@@ -32,7 +32,7 @@ from cadenza.service.request import GenerationRequest
 from cadenza.service.timelines import RequestStatus, Subject, Timeline, Timelines
 from cadenza.service.tokenizer import Tokenizer
 from cadenza.service.tracing import Tracer
-from cadenza.service.validation import CheckedRequest, check
+from cadenza.service.validation import CheckedRequest, check, check_all
 from cadenza.wire.arrays import pack_ids
 from cadenza.wire.messages import Ready, Sampling, Submit
 
@@ -219,7 +219,7 @@ class Generator:
         for request in requests:
             self.check_model(request.model)
         ready = await self._ready()
-        checked = [check(request, self.limits, ready) for request in requests]
+        checked = check_all(requests, self.limits, ready)
         refuse_costly(checked, ready.max_model_len)
         entry = self._entrance.enter(checked, ready)
         control.entered(entry.places[0])

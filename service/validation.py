@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -26,6 +28,14 @@ _GREEDY_BELOW = 1e-5
 MIN_REPETITION_PENALTY = 0.01
 MAX_REPETITION_PENALTY = 100.0
 MAX_TARGET_S = 86_400.0
+
+
+# What is the same object in all requests of a call for several prompts
+_COMMON = tuple(
+    field.name
+    for field in dataclasses.fields(GenerationRequest)
+    if field.name not in ("text", "token_ids")
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +63,34 @@ class CheckedRequest:
     def least_room(self) -> int:
         """Tokens that a prompt must leave room for if it can be truncated."""
         return _least_room(self.max_tokens, self.min_tokens)
+
+
+def check_all(
+    requests: Sequence[GenerationRequest], limits: Limits, engine: Ready
+) -> list[CheckedRequest]:
+    """Check each as `check` does; what the prompts of one call have in common is looked at once.
+
+    Raises:
+        InvalidRequest: names the first field that is wrong.
+    """
+    first = check(requests[0], limits, engine)
+    return [first, *(_like(first, requests[0], other, limits, engine) for other in requests[1:])]
+
+
+def _like(
+    first: CheckedRequest,
+    model: GenerationRequest,
+    request: GenerationRequest,
+    limits: Limits,
+    engine: Ready,
+) -> CheckedRequest:
+    if any(getattr(request, field) is not getattr(model, field) for field in _COMMON):
+        return check(request, limits, engine)
+    return replace(
+        first,
+        prompt=check_prompt(request, limits, engine, first.least_room),
+        sampling=msgspec.structs.replace(first.sampling, seed=_seed(request.seed)),
+    )
 
 
 def check(request: GenerationRequest, limits: Limits, engine: Ready) -> CheckedRequest:
@@ -138,7 +176,8 @@ def _most(*wanted: int | None) -> int | None:
 
 
 def _least_room(max_tokens: int | None, min_tokens: int) -> int:
-    return max(1, min_tokens) if max_tokens is None else max_tokens
+    """At least one: the engine draws one even where nothing is said."""
+    return max(1, min_tokens if max_tokens is None else max_tokens)
 
 
 def _flag(request: GenerationRequest, field: str, default: bool) -> bool:

@@ -98,6 +98,33 @@ def test_what_applies_no_more_costs_no_copy() -> None:
     assert make(SETTINGS[2], [0]).applied(logits) is not logits  # a bad word of one token
 
 
+def test_a_step_looks_only_at_bad_words_that_may_be_completed() -> None:
+    class Watched(tuple[int, ...]):
+        def __getitem__(self, index: Any) -> Any:
+            looks.append(index)
+            return super().__getitem__(index)
+
+        def __iter__(self) -> Any:
+            looks.append("all")
+            return super().__iter__()
+
+    looks: list[Any] = []
+    words = [Watched([1, 2, last]) for last in range(100, 200)]
+    constraints = make({"bad_words": (*words, (3, 6, 7), (6, 8), (9,))}, [3])
+    looks.clear()
+    for token in (6, 2, 3):
+        constraints.add(token)
+        constraints.applied(torch.zeros(VOCAB))
+
+    assert looks == []
+    constraints.add(6)
+    assert torch.isneginf(constraints.applied(torch.zeros(VOCAB))).nonzero().flatten().tolist() == [
+        7,
+        8,
+        9,
+    ]
+
+
 def test_settings_without_constraints_have_none() -> None:
     settings = Sampling(temperature=0.3, top_k=4, presence_penalty=1.0)
 

@@ -69,6 +69,17 @@ def test_a_prompt_beyond_the_context_is_served_truncated_and_refused_otherwise(r
     run(main())
 
 
+@pytest.mark.parametrize("prompt", [[5] * 300, "x" * 300])
+def test_a_truncated_prompt_leaves_room_for_the_token_that_nobody_is_told(run, serve, prompt):
+    async def main():
+        async with serve() as served:
+            fields = {"truncate_prompt_tokens": -1, "max_tokens": 0, "prompt_logprobs": 0}
+            ids = await prompt_ids(served, COMPLETIONS, prompt=prompt, **fields)
+            assert len(ids) == 255
+
+    run(main())
+
+
 def test_only_ids_that_are_kept_must_be_of_the_vocabulary(run, serve):
     async def main():
         async with serve() as served:
