@@ -174,7 +174,11 @@ class EnginePolicies:
             profile = self._library.profile(
                 config.chosen, config.options, before=before, digests=config.digests
             )
-            self._library.try_out(profile, config.chosen, config.options, ENGINE_HOOKS)
+            try:
+                self._library.try_out(profile, config.chosen, config.options, ENGINE_HOOKS)
+            except BaseException:
+                profile.let_go()  # here, in this thread
+                raise
             return profile
 
         deadline_s = self._timer() + self._limit_s
@@ -191,9 +195,11 @@ class EnginePolicies:
         error = change.preparation.future.exception()
         if error is not None:
             return str(error)
+        profile = change.preparation.future.result()
         try:
-            change.apply(change.preparation.future.result(), scheduler)
+            change.apply(profile, scheduler)
         except ProfileError as error:  # instances built anew meanwhile cannot be taken over
+            aside(profile.let_go, self._limit_s)
             return str(error)
         return None
 

@@ -10,6 +10,7 @@ from typing import Any
 from cadenza.policies.contract import hooks_of
 from cadenza.policies.discovery import Catalog, discover
 from cadenza.policies.errors import ProfileError, describe
+from cadenza.policies.hook_guard import forget_frames
 from cadenza.policies.preparation import Preparation
 from cadenza.policies.profile import Profile
 from cadenza.policies.warm_up import warm_up
@@ -120,15 +121,21 @@ class Library:
 
 
 def prepare(build: Callable[[], Profile]) -> Preparation[Profile]:
-    """Begin to build a profile aside. Whatever foreign code raises is a ProfileError."""
+    """Begin to build a profile aside. Whatever foreign code raises is a ProfileError.
+
+    Nothing of a failure but its text gets out, so that what else there is of it ends aside as well.
+    """
 
     def work() -> Profile:
         try:
             return build()
-        except ProfileError:
-            raise
+        except ProfileError as error:
+            faults = error.faults
+            forget_frames(error)
         except BaseException as error:
-            raise ProfileError(f"the policies cannot be built: {describe(error)}") from error
+            faults = (f"the policies cannot be built: {describe(error)}",)
+            forget_frames(error)
+        raise ProfileError(*faults)
 
     return Preparation(work)
 

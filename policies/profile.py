@@ -12,7 +12,7 @@ import pluggy
 from cadenza.policies import hookspecs
 from cadenza.policies.builtin import BUILTIN, DEFAULTS
 from cadenza.policies.contract import ARGUMENTS, OBSERVERS, faults_of, hooks_of
-from cadenza.policies.errors import ProfileError, quoted, unknown
+from cadenza.policies.errors import ProfileError, quoted, said, unknown
 from cadenza.policies.markers import PROJECT
 from cadenza.policies.options import build_policy, read_options
 from cadenza.policies.trace import trace_calls
@@ -116,6 +116,7 @@ class Profile:
         self.kept: frozenset[str] = frozenset()  # policies taken over from the profile before
         self._instances = self._build_all(faults, before)
         self._wired = {policy: self._wire(policy, each) for policy, each in self._instances.items()}
+        self._left: list[_Wired] = []  # by one that followed this, to be let go with it
         self._observers = {
             hook: tuple(policy for policy, each in self._wired.items() if hook in each.callers)
             for hook in OBSERVERS
@@ -162,11 +163,23 @@ class Profile:
         before.let_go()
 
     def follow(self, before: Profile) -> None:
-        """Take over again what `before`, which this was built with, has had rebuilt meanwhile."""
+        """Take over again what `before`, which this was built with, has had rebuilt meanwhile.
+
+        What had been taken over first ends when `before` is let go.
+
+        Raises:
+            ProfileError: it cannot be registered, whatever it raises. This runs where Ctrl-C is no
+                KeyboardInterrupt, so that such an error is the policy's own.
+        """
         for policy in self.kept:
             latest = before._instances[policy]
             if self._instances[policy] is not latest:
-                self._wired[policy] = self._wire(policy, latest)
+                try:
+                    wired = self._wire(policy, latest)
+                except KeyboardInterrupt as error:
+                    raise _unusable(policy, error) from error
+                before._left.append(self._wired[policy])
+                self._wired[policy] = wired
                 self._instances[policy] = latest
 
     def let_go(self) -> None:
@@ -176,6 +189,8 @@ class Profile:
         profile is of no use afterwards.
         """
         self._instances.clear()
+        while self._left:
+            self._left.pop().let_go()
         while self._wired:
             self._wired.popitem()[1].let_go()
 
@@ -219,14 +234,20 @@ class Profile:
                 manager.add_hookspecs(_specifications(frozenset(hooks)))
             manager.register(instance, name=policy)
             manager.check_pending()
-        except Exception as error:
-            raise ProfileError(f"policy {policy!r} cannot be used: {error}") from error
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # it may answer whoever looks at it with anything
+            raise _unusable(policy, error) from error
         if self._trace:
             trace_calls(manager)
         callers = {hook: getattr(manager.hook, hook) for hook in hooks}
         return _Wired(
             manager, {hook: each for hook, each in callers.items() if each.get_hookimpls()}
         )
+
+
+def _unusable(policy: str, error: BaseException) -> ProfileError:
+    return ProfileError(f"policy {policy!r} cannot be used: {said(error)}")
 
 
 @lru_cache(maxsize=1024)

@@ -167,6 +167,7 @@ class PolicyControl:
         try:
             self._policies.use(profile)
         except ProfileError as error:  # what it should take over was built anew meanwhile
+            self._let_go(profile)
             raise InvalidRequest(
                 f"The engine process uses this profile now, and the front process cannot: {error}"
             ) from error
@@ -222,7 +223,11 @@ class PolicyControl:
             profile = self._library.profile(
                 choices.chosen, choices.options, before=before, faults=choices.faults
             )
-            self._library.try_out(profile, choices.chosen, choices.options, FRONT_HOOKS)
+            try:
+                self._library.try_out(profile, choices.chosen, choices.options, FRONT_HOOKS)
+            except BaseException:
+                profile.let_go()  # here, in this thread
+                raise
             return profile
 
         preparation = prepare(build)

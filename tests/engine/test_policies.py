@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import threading
 from collections.abc import Iterator
@@ -353,6 +354,35 @@ def test_instances_that_cannot_be_taken_over_in_the_end_change_nothing(
     assert changing.policies.decisions is decisions
     assert changing.use(PolicyConfig()) is None
     changing.finish()
+
+
+@pytest.mark.parametrize("at", ["try_out", "follow"])
+def test_what_was_built_for_a_change_that_fails_ends_aside(
+    monkeypatch: pytest.MonkeyPatch, at: str
+):
+    ended = threading.Semaphore(0)
+    threads: list[threading.Thread] = []
+
+    class Ends(Reversed):
+        def __del__(self) -> None:
+            threads.append(threading.current_thread())
+            ended.release()
+
+    def refuse(*_: Any) -> None:
+        raise ProfileError("no")
+
+    monkeypatch.setattr({"try_out": Library, "follow": Profile}[at], at, refuse)
+    found = {name: Found(cls=cls, source="test") for name, cls in {**BUILTIN, "ends": Ends}.items()}
+    changing = Changing(library=Library(catalog=Catalog(policies=found)))
+    gc.disable()
+    try:
+        assert changing.use(choice(order_admissions="ends")) == "no"
+        for _ in range(1 if at == "try_out" else 2):  # one was for trying
+            assert ended.acquire(timeout=10)
+    finally:
+        gc.enable()
+
+    assert threading.main_thread() not in threads
 
 
 def test_a_second_change_waits_for_the_first_to_end():

@@ -160,6 +160,44 @@ def test_one_that_was_rebuilt_meanwhile_is_taken_over_as_it_is_now():
     assert order(Decisions(second, runner), 1) == [1.0, 1.0]
 
 
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, BaseException, ValueError])
+def test_one_that_was_rebuilt_meanwhile_and_refuses_to_be_looked_at_is_not_followed(
+    error: type[BaseException],
+):
+    class Shy(Broken):
+        is_shy = False
+
+        def __dir__(self) -> Any:
+            if self.is_shy:
+                raise error("no")
+            return super().__dir__()
+
+    policies = {**POLICIES, "shy": Shy}
+    chosen = {"order_admissions": "shy"}
+    first = Profile(chosen, policies)
+    second = Profile(chosen, policies, before=first)
+    first.rebuild("shy")
+    Shy.is_shy = True
+
+    with pytest.raises(ProfileError, match="policy 'shy' cannot be used: no"):
+        second.follow(first)
+
+
+def test_what_is_replaced_by_one_that_was_rebuilt_ends_with_the_profile_before():
+    first = profile(order_admissions="counting")
+    former = weakref.ref(first._instances["counting"])
+    second = profile(first, order_admissions="counting")
+    first.rebuild("counting")
+    gc.disable()
+    try:
+        second.follow(first)
+        assert former() is not None, "whoever follows runs no finalizers"
+        first.let_go()
+        assert former() is None
+    finally:
+        gc.enable()
+
+
 def test_a_profile_that_cannot_be_built_leaves_the_one_before_as_it_is():
     asked = Asked(profile(order_admissions="counting"))
     asked.order()

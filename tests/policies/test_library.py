@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import builtins
+import gc
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from cadenza.policies.errors import ProfileError
-from cadenza.policies.library import Library
+from cadenza.policies.library import Library, prepare
+from cadenza.policies.profile import Profile
 from tests.policies.plugins import policy_module
 
 HEAD = policy_module("{name}").split("@hookimpl\ndef register")[0]
@@ -17,6 +20,31 @@ HEAD = policy_module("{name}").split("@hookimpl\ndef register")[0]
 
 def write(folder: Path, name: str, more: str = "") -> None:
     (folder / f"{name.replace('-', '_')}.py").write_text(HEAD.format(name=name) + more)
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), ProfileError("no"), SystemExit("no")])
+def test_nothing_of_what_failed_aside_ends_elsewhere(error: BaseException):
+    """The error and the frame hold each other."""
+    threads: list[threading.Thread] = []
+
+    class Ends:
+        def __del__(self) -> None:
+            threads.append(threading.current_thread())
+
+    def build() -> Profile:
+        made, kept = Ends(), [error]  # noqa: F841 - its frame holds them
+        raise error
+
+    gc.disable()
+    try:
+        preparation = prepare(build)
+        with pytest.raises(ProfileError, match="no") as raised:
+            preparation.future.result(10)
+    finally:
+        gc.enable()
+
+    assert threads == [preparation._thread]
+    assert raised.value.__context__ is None
 
 
 def test_a_new_file_is_found_when_it_is_named(tmp_path: Path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,6 +14,7 @@ import pytest
 from cadenza.policies import hookimpl
 from cadenza.policies.builtin import DEFAULTS
 from cadenza.policies.errors import ProfileError
+from cadenza.policies.library import Library
 from cadenza.policies.profile import Profile
 from cadenza.policies.runner import STRIKES
 from cadenza.policies.warm_up import made_up_views
@@ -320,6 +322,41 @@ def test_what_the_front_cannot_follow_in_the_end_is_told(
             await front.control.use(FAIR)
 
     run(main())
+
+
+@pytest.mark.parametrize("at", ["try_out", "follow"])
+def test_what_was_built_for_a_change_that_fails_ends_aside(
+    run, open_front: OpenFront, monkeypatch: pytest.MonkeyPatch, at: str
+):
+    ended = threading.Semaphore(0)
+    threads: list[threading.Thread] = []
+
+    class Ends:
+        @hookimpl
+        def gate_arrivals(self) -> None: ...
+
+        def __del__(self) -> None:
+            threads.append(threading.current_thread())
+            ended.release()
+
+    def refuse(*_: Any) -> None:
+        raise ProfileError("no")
+
+    async def main() -> None:
+        async with open_front(policies={"ends": Ends}) as front:
+            monkeypatch.setattr({"try_out": Library, "follow": Profile}[at], at, refuse)
+            with pytest.raises(InvalidRequest):
+                await front.control.use({"decisions": {"gate": "ends"}})
+            for _ in range(1 if at == "try_out" else 2):  # one was for trying
+                assert await asyncio.to_thread(ended.acquire, timeout=10)
+            monkeypatch.undo()
+
+    gc.disable()
+    try:
+        run(main())
+    finally:
+        gc.enable()
+    assert threading.main_thread() not in threads
 
 
 def test_who_asked_may_leave_in_the_middle(run, open_front: OpenFront):
