@@ -8,7 +8,7 @@ The environment is that of transformers, which every published template is writt
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -19,21 +19,8 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from cadenza.service import fields
 from cadenza.service.errors import InvalidRequest
 
-MAX_VARIABLES = 64
-_MAX_NAME_CHARS = 64
-_MAX_DEPTH = 16
-# What a template gets from us, or what other servers take under these names
-_RESERVED = frozenset(
-    [
-        *("messages", "tools", "documents", "tokenize", "chat_template"),
-        *("add_generation_prompt", "continue_final_message"),
-        *("bos_token", "eos_token", "pad_token", "unk_token"),
-        *("raise_exception", "strftime_now"),
-    ]
-)
 # Stands where the last message ends while a chat is rendered. No valid text holds it.
 _END = "\udc82"
 
@@ -48,44 +35,6 @@ class ChatOptions:
 
 
 USUAL = ChatOptions()
-
-
-def check_variables(value: Any) -> Mapping[str, Any]:
-    """A client's `chat_template_kwargs`; those that a template does not read change nothing.
-
-    Raises:
-        InvalidRequest: no object, too many or too deep, a name that is the server's own, or text
-            that is none.
-    """
-    name = "chat_template_kwargs"
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping):
-        raise InvalidRequest(f"{name} must be an object.", name)
-    if len(value) > MAX_VARIABLES:
-        raise InvalidRequest(f"{name} must have at most {MAX_VARIABLES} entries.", name)
-    for key in value:
-        fields.string(key, name, max_chars=_MAX_NAME_CHARS)
-        if key in _RESERVED:
-            raise InvalidRequest(f"{name} must not set {key}.", name)
-    for text in _texts(value, name, _MAX_DEPTH):
-        fields.string(text, name)
-    return value
-
-
-def _texts(value: Any, name: str, depth: int) -> Iterator[str]:
-    """All that is text within a JSON value."""
-    if depth < 0:
-        raise InvalidRequest(f"{name} is nested more than {_MAX_DEPTH} deep.", name)
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield key
-            yield from _texts(item, name, depth - 1)
-    elif isinstance(value, Sequence):
-        for item in value:
-            yield from _texts(item, name, depth - 1)
 
 
 class ChatTemplate:

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from cadenza.service import fields
-from cadenza.service.chat_template import USUAL, ChatOptions, check_variables
+from cadenza.service.chat_template import USUAL, ChatOptions
 from cadenza.service.errors import InvalidRequest
 from cadenza.service.limits import Limits
 from cadenza.service.messages import check_messages
 from cadenza.service.request import GenerationRequest
+from cadenza.service.template_variables import check_variables
 from cadenza.wire.messages import Ready
 
 _INT32 = 2**31 - 1

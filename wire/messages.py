@@ -4,8 +4,8 @@ Every message is a tagged msgspec struct, encoded as one MessagePack array. Arra
 little-endian bytes and are viewed, not copied, by the reader (`wire.arrays`). This package must
 never import torch: the front process imports it.
 
-Front to engine: `Start`, `Submit`, `Cancel`, `Finish`, `Credit`, `SetDeadline`, `ResetPrefixCache`,
-`UseProfile`, `UseShadow`, `ReleasePolicy`, `DescribePolicies`, `Shutdown`.
+Front to engine: `Start`, `Submit`, `Cancel`, `Finish`, `Credit`, `Reprioritise`, `SetDeadline`,
+`ResetPrefixCache`, `UseProfile`, `UseShadow`, `ReleasePolicy`, `DescribePolicies`, `Shutdown`.
 Engine to front: `Progress`, `Ready`, `Step`, `Failed`, `PoliciesAnswer`, `PoliciesState`. Once the
 engine is ready, every message but `Shutdown` is followed by a `Step` that counts it in
 `Counters.received`, whether or not there is work; one `Step` may count several.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from cadenza.policies.presets import PRESETS
-from cadenza.service.chat_template import MAX_VARIABLES
 from cadenza.service.constraints import MAX_BIAS
 from cadenza.service.http.chat import MAX_TOP_LOGPROBS
 from cadenza.service.http.completions import MAX_PROMPTS
@@ -29,6 +28,7 @@ from cadenza.service.http.unsupported import NEUTRAL
 from cadenza.service.limits import Limits
 from cadenza.service.messages import MAX_NAME_CHARS, MAX_PARTS, ROLES
 from cadenza.service.prompt import SIDES
+from cadenza.service.template_variables import MAX_VALUES, MAX_VARIABLES
 from cadenza.service.validation import (
     INT32,
     INT64,
@@ -56,7 +56,8 @@ def asked(limits: Limits) -> dict[str, Schema]:
         "continue_final_message": explained(FLAG, "Go on with the last message."),
         "chat_template_kwargs": explained(
             {"type": "object", "maxProperties": MAX_VARIABLES},
-            "Variables of the model's template, but those that the service sets.",
+            "Variables of the model's template, but those that the service sets; all they hold are "
+            f"{MAX_VALUES} values at most.",
         ),
     }
     completion = {
@@ -103,9 +104,12 @@ def _common(limits: Limits) -> dict[str, Schema]:
     return {
         "model": explained(TEXT, "A served name; default: the first."),
         "max_tokens": explained(
-            integer(1, INT32), "At most what the context has room for; 0 beside `echo` alone."
+            integer(0, INT32),
+            "At most what the context has room for; 0 only beside `echo` or `prompt_logprobs`.",
         ),
-        "max_completion_tokens": explained(integer(1, INT32), "Goes before `max_tokens`."),
+        "max_completion_tokens": explained(
+            integer(0, INT32), "Goes before `max_tokens`, and means the same."
+        ),
         "min_tokens": explained(integer(0, INT32), "Before which no choice ends by itself."),
         "temperature": number(0, MAX_TEMPERATURE, default=1),
         "top_p": number(0, 1, above=True, default=1),

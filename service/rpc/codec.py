@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, assert_never, overload
 
-from google.protobuf.struct_pb2 import Value
+from google.protobuf.struct_pb2 import Struct, Value
 
 from cadenza.service.detokenizer import encodable
 from cadenza.service.events import (
@@ -26,6 +26,7 @@ from cadenza.service.events import (
 )
 from cadenza.service.generation import Generation
 from cadenza.service.request import GenerationRequest
+from cadenza.service.template_variables import VariableBudget
 from cadenza.v1 import generation_pb2 as pb
 
 # With the 20 best tokens at each position, a part takes some 160 kB: a reader that lags gets its
@@ -40,10 +41,14 @@ _REASONS = {
 
 
 def to_request(message: pb.GenerationInput) -> GenerationRequest:
-    """The request as the client sent it: unset fields become None, nothing is checked.
+    """The request as the client sent it: unset fields become None, and nothing is checked but the
+    number of values in `chat_template_kwargs`, which are converted here.
 
     Repeated fields are not copied, so that millions of elements are refused by their number, with
     none looked at; the request keeps `message` alive, which must not change afterwards.
+
+    Raises:
+        InvalidRequest: there are too many of these values.
     """
     prompt = message.WhichOneof("prompt")
     chat = _chat(message.chat) if prompt == "chat" else {}
@@ -70,19 +75,23 @@ def _chat(chat: pb.Chat) -> dict[str, Any]:
         "messages": _Turns(chat.messages),
         "add_generation_prompt": opens,
         "continue_final_message": chat.continue_final_message,
-        "chat_template_kwargs": {
-            name: _plain(value) for name, value in chat.chat_template_kwargs.fields.items()
-        },
+        "chat_template_kwargs": _object(chat.chat_template_kwargs, VariableBudget()),
     }
 
 
-def _plain(value: Value) -> Any:
+def _object(struct: Struct, budget: VariableBudget) -> dict[str, Any]:
+    budget.take_values(len(struct.fields))
+    return {name: _plain(value, budget) for name, value in struct.fields.items()}
+
+
+def _plain(value: Value, budget: VariableBudget) -> Any:
     """A protobuf value as JSON has it: all its numbers are floats, whole ones are meant as ints."""
     match value.WhichOneof("kind"):
         case "struct_value":
-            return {name: _plain(item) for name, item in value.struct_value.fields.items()}
+            return _object(value.struct_value, budget)
         case "list_value":
-            return [_plain(item) for item in value.list_value.values]
+            budget.take_values(len(value.list_value.values))
+            return [_plain(item, budget) for item in value.list_value.values]
         case "number_value":
             number = value.number_value
             return int(number) if number.is_integer() else number

@@ -213,7 +213,7 @@ class Session:
 
 
 def _request(submit: pb.Submit) -> GenerationRequest:
-    """What a client wants generated. Raises InvalidRequest for a timeout that is none."""
+    """What a client wants generated. Raises InvalidRequest where this cannot even be read."""
     return replace(
         to_request(submit.input),
         deadline_s=_deadline_s(submit),

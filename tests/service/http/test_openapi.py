@@ -176,6 +176,25 @@ def test_what_the_document_allows_is_taken(run, serve: OpenServed, path: str):
     run(main())
 
 
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
+def test_no_tokens_may_be_asked_for_beside_what_tells_of_the_prompt(
+    run, serve: OpenServed, path: str, field: str
+):
+    assert properties(COMPONENTS[path])[field]["minimum"] == 0
+
+    async def main() -> None:
+        async with serve() as served:
+            for beside in ({"echo": True}, {"prompt_logprobs": 1}):
+                body = {**NEEDED[path], field: 0, **beside}
+                response = await served.http.post(path, json=body)
+                assert response.status_code == 200, response.text
+            response = await served.http.post(path, json={**NEEDED[path], field: 0})
+            assert response.json()["error"]["param"] == field
+
+    run(main())
+
+
 def test_bodies_that_lack_what_is_required_are_refused(run, serve: OpenServed):
     async def main() -> None:
         async with serve() as served:

@@ -246,6 +246,24 @@ def test_a_chat_says_how_it_is_rendered():
     assert type(request.chat_template_kwargs["n"]) is int
 
 
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"x": [1] * 1000},
+        {"x": {str(number): 1 for number in range(1000)}},
+        {"x": [[1] * 499, [1] * 499]},
+        {str(number): 1 for number in range(1001)},
+    ],
+)
+def test_variables_are_counted_before_they_are_converted(variables):
+    chat = pb.Chat(messages=[pb.ChatMessage(role="user", content="x")])
+    chat.chat_template_kwargs.update(variables)
+    with pytest.raises(InvalidRequest) as caught:
+        codec.to_request(pb.GenerationInput(chat=chat))
+
+    assert caught.value.field == "chat_template_kwargs"
+
+
 CONSTRAINTS = {
     "logit_bias": [{300: 1}, {2**32 - 1: 1}, {5: math.nan}, {5: math.inf}, {5: 100.5}],
     "allowed_token_ids": [[300], [5, 2**32 - 1]],
