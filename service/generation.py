@@ -223,7 +223,7 @@ class Generation:
             logprobs = self._prompt_logprobs.positions(self._told_top)
             self._events.append(PromptScored(logprobs=logprobs))
             self._told_top = None
-        if sampled:
+        if sampled and choice.num_tokens:  # else it was drawn, but nobody gets it
             self._timer.token(choice.index)
         if choice.is_over and all(c.is_over for c in self._choices):
             self._conclude()

@@ -316,7 +316,7 @@ class Generator:
             tenant=job.checked.tenant,
             prompt_tokens=len(job.prompt),
             n=job.checked.num_choices,
-            max_tokens=job.max_tokens,
+            max_tokens=job.max_tokens if job.options.generates else 0,
         )
         if self._tracer is not None:
             job.timer.watch(partial(self._tracer.end, _traced(generation, job)))

@@ -14,7 +14,8 @@ async def merge(
 ) -> AsyncGenerator[tuple[int, list[Event]], None]:
     """Each batch with the index of its generation, as they come, until all have ended.
 
-    A reader that leaves early must close it, which ends the tasks that wait for each generation.
+    Those that come together are in the order of the generations, before a failure among them. A
+    reader that leaves early must close it, which ends the tasks that wait for each generation.
 
     Raises:
         GenerationFailed, DeadlineExceeded: one has failed. The others are the caller's to cancel.
@@ -27,11 +28,15 @@ async def merge(
     try:
         while reading:
             done, _ = await asyncio.wait(reading, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                index = reading.pop(task)
-                if batch := task.result():
+            ready = sorted(done, key=reading.__getitem__)
+            indices = [reading.pop(task) for task in ready]
+            failed = [task for task in ready if task.exception() is not None]
+            for index, task in zip(indices, ready, strict=True):
+                if task not in failed and (batch := task.result()):
                     reading[_read(generations[index])] = index
                     yield index, batch
+            for task in failed:
+                task.result()
     finally:
         for task in reading:
             task.cancel()

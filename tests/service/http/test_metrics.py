@@ -127,6 +127,26 @@ def test_a_request_shows_in_every_histogram_once(run, serve: OpenServed):
     run(main())
 
 
+def test_a_token_that_nobody_gets_counts_as_none(run, serve: OpenServed):
+    """The engine draws one even where only the prompt is asked about."""
+
+    async def main() -> None:
+        async with serve() as served:
+            body = {"prompt": "hello", "max_tokens": 0, "prompt_logprobs": 1, "n": 2}
+            response = await served.http.post(COMPLETIONS, json=body)
+            assert response.json()["usage"]["completion_tokens"] == 0
+            assert len(response.json()["choices"][1]["prompt_logprobs"]) > 1
+            told = samples(await scraped(served), "cadenza:")
+
+            assert value(told, "generation_tokens_total") == 0
+            assert value(told, "time_to_first_token_seconds_count") == 0
+            assert value(told, "request_generation_tokens_count") == 1
+            assert value(told, "request_generation_tokens_sum") == 0
+            assert value(told, "request_params_max_tokens_sum") == 0
+
+    run(main())
+
+
 def test_steps_and_decisions_are_counted(run, serve: OpenServed):
     async def main() -> None:
         async with serve() as served:
