@@ -200,13 +200,17 @@ class SignalGuard:
             forget_frames(error)
         finally:
             # No Python function from here on: a late signal would raise in it
-            is_armed = signal.setitimer(signal.ITIMER_REAL, 0.0)[1] == _POLL_S
+            left_s, interval_s = signal.setitimer(signal.ITIMER_REAL, 0.0)
+            # One that was stopped has no interval; one that has just run out may have nothing left
+            is_armed = interval_s == _POLL_S and left_s <= limit_s + _POLL_S
             if _signal.getsignal(_ALARM) is not self._handler:
                 _signal.signal(_ALARM, self._handler)
                 is_armed = False
             if _ALARM in _signal.pthread_sigmask(_signal.SIG_BLOCK, ()):
                 _signal.pthread_sigmask(_signal.SIG_UNBLOCK, (_ALARM,))
                 is_armed = False
+            # Else calls of C code would go on after a signal. Nobody can tell how that was
+            _signal.siginterrupt(_ALARM, True)
         if self._interrupted:
             raise Interrupted
         if not is_armed:

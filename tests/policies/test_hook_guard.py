@@ -254,6 +254,7 @@ DISARMS = {
     "a blocked signal": "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])",
     "no timer": "signal.setitimer(signal.ITIMER_REAL, 0)",
     "another timer": "signal.setitimer(signal.ITIMER_REAL, 3600)",
+    "another timer that looks like it": "signal.setitimer(signal.ITIMER_REAL, 3600, 0.001)",
     "an alarm": "signal.alarm(3600)",
 }
 
@@ -280,6 +281,23 @@ def test_what_a_call_takes_from_the_guard_is_back_before_the_next(statement: str
             assert "took away" in runner.tallies["mine", "order_admissions"].last_error
             try:
                 guard.run(0.01, hang)
+            except Interrupted:
+                pass
+            else:
+                raise AssertionError
+        """
+    )
+
+
+def test_signals_that_shall_not_interrupt_do_so_again_in_the_next_call():
+    run_script(
+        """
+        def read():
+            os.read(os.pipe()[0], 1)
+        with SignalGuard() as guard:
+            guard.run(0.01, signal.siginterrupt, signal.SIGALRM, False)
+            try:
+                guard.run(0.01, read)
             except Interrupted:
                 pass
             else:
