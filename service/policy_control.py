@@ -2,7 +2,8 @@
 
 A change has two phases. This process checks the whole profile first, by building it, and then the
 engine builds and tries it. Only when the engine has it in use does this process follow. So a
-profile that one of them cannot use changes nothing in either.
+profile that one of them cannot use decides in neither; what stays is that plugins which were found
+on the way are loaded.
 """
 
 from __future__ import annotations

@@ -151,8 +151,16 @@ def test_streams_go_on_and_requests_are_served_whatever_a_gate_does(run, open_fr
             front.engine.reply = lambda submit: [letter] * 200
             stream = asyncio.create_task(text_of(front, "other", max_tokens=200))
             await front.engine.until(lambda: bool(front.engine.running))
+            front.engine.auto = False
 
             ours = front.generator.policies
+            held: list[asyncio.Task[str]] = []
+            while not ours.faults:  # the first call may be excused
+                held.append(asyncio.create_task(text_of(front, "hello", max_tokens=4)))
+                await front.engine.until(lambda: len(front.engine.submits()) == 1 + len(held))
+            assert not stream.done()
+            front.engine.resume()
+            assert await asyncio.gather(*held) == ["A" * 4] * len(held)
             while not ours.quarantined:
                 assert await text_of(front, "hello", max_tokens=4) == "A" * 4
             assert await text_of(front, "hello", max_tokens=4) == "A" * 4
