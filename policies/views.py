@@ -199,7 +199,7 @@ class RequestColumns(Columns):
         """Whether the policies have not seen all of the request's life.
 
         It had output before it came, as after a restart of the engine, or it was here already when
-        these policies took the place of others.
+        these policies took the place of others; for one that comes back, in its `on_arrived` only.
         """
         return self._gather("resumed")
 
