@@ -1,12 +1,26 @@
-"""What a test has to tell besides that it has passed."""
+"""What a test has to tell besides that it has passed; and logging that no test leaves changed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
 
 import pytest
+import structlog
 
 TOLD = "told"
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    """A command that is run within a test sets up logging for its process, which is the tests'."""
+    root = logging.getLogger()
+    handlers, level = [*root.handlers], root.level
+    yield
+    if structlog.is_configured():
+        root.handlers[:] = handlers
+        root.setLevel(level)
+        structlog.reset_defaults()
 
 
 @pytest.fixture

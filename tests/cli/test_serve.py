@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+import structlog
 
 from cadenza.checkpoints.locate import locate
 from cadenza.cli import serve
@@ -63,6 +65,8 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> type[FrontStub]:
     monkeypatch.setattr(serve, "start_engine", lambda: None)
     monkeypatch.setattr(serve, "load_tokenizer", lambda path: None)
     monkeypatch.setattr(serve, "configure_logging", lambda level: None)
+    at_warnings = structlog.make_filtering_bound_logger(logging.WARNING)  # as it is by default
+    monkeypatch.setattr(serve, "_log", structlog.wrap_logger(None, wrapper_class=at_warnings))
     return Stub
 
 

@@ -11,16 +11,6 @@ import structlog
 from cadenza.wire.logging import configure_logging
 
 
-@pytest.fixture(autouse=True)
-def restored():
-    root = logging.getLogger()
-    handlers, level = list(root.handlers), root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    structlog.reset_defaults()
-
-
 def test_both_kinds_of_logger_write_one_json_object_a_line(capsys):
     configure_logging("info", json=True)
     structlog.get_logger("ours").info("said", number=1)
