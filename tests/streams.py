@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import combinations, product
+from itertools import combinations, islice, product
 from typing import Any
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -12,10 +12,18 @@ Options = Mapping[str, Sequence[Any]]
 """Field -> the values that it may have."""
 
 
+SHARES = 8  # the whole product takes many minutes
+
+
 def every(options: Options) -> Iterator[dict[str, Any]]:
     """The product of all options."""
     for values in product(*options.values()):
         yield dict(zip(options, values, strict=True))
+
+
+def share(options: Options, nth: int) -> Iterator[dict[str, Any]]:
+    """One of SHARES parts of the product, which differ from one `nth` to the next."""
+    return islice(every(options), nth % SHARES, None, SHARES)
 
 
 def pairs(options: Options) -> list[dict[str, Any]]:
