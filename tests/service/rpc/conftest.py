@@ -7,6 +7,7 @@ import inspect
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 import pytest
@@ -171,6 +172,25 @@ def serve(generator: FakeGenerator) -> Serve:
             await server.stop(0)
 
     return serve
+
+
+@pytest.fixture
+def serve_front(open_front):
+    """`async with serve_front(...) as (front, stub)`: a server that is stopped at the end."""
+
+    @asynccontextmanager
+    async def served(**settings: object) -> AsyncIterator[tuple[Any, GenerationServiceStub]]:
+        async with open_front(**settings) as front:
+            server = GrpcServer(front.generator, port=0)
+            port = await server.start()
+            try:
+                async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+                    yield front, GenerationServiceStub(channel)
+            finally:
+                await server.stop(0)
+            assert front.is_clean()
+
+    return served
 
 
 @pytest.fixture

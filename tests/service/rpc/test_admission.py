@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import grpc
 import pytest
@@ -12,35 +10,14 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from cadenza.service.limits import Limits
-from cadenza.service.rpc import GrpcServer
 from cadenza.service.rpc.status import PUSHBACK
 from cadenza.v1 import generation_pb2 as pb
-from cadenza.v1.generation_pb2_grpc import GenerationServiceStub
 
 LEAST_URGENT = {"limits": Limits(max_queued=1), "chosen": {"shed_load": "lowest-priority"}}
 ONE_EACH = {
     "chosen": {"gate_arrivals": "tenant-quota"},
     "options": {"tenant-quota": {"max_queued": 1}},
 }
-
-
-@pytest.fixture
-def serve_front(open_front):
-    """`async with serve_front(...) as (front, stub)`: a server that is stopped at the end."""
-
-    @asynccontextmanager
-    async def served(**settings: object) -> AsyncIterator[tuple[object, GenerationServiceStub]]:
-        async with open_front(**settings) as front:
-            server = GrpcServer(front.generator, port=0)
-            port = await server.start()
-            try:
-                async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-                    yield front, GenerationServiceStub(channel)
-            finally:
-                await server.stop(0)
-            assert front.is_clean()
-
-    return served
 
 
 async def read(call) -> list[str]:

@@ -4,33 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import grpc
-import pytest
 from structlog.testing import capture_logs
-
-from cadenza.service.rpc import GrpcServer
-from cadenza.v1.generation_pb2_grpc import GenerationServiceStub
-
-
-@pytest.fixture
-def serve_front(open_front):
-    """`async with serve_front() as (front, stub)`: a server that is stopped at the end."""
-
-    @asynccontextmanager
-    async def served() -> AsyncIterator[tuple[object, GenerationServiceStub]]:
-        async with open_front() as front:
-            server = GrpcServer(front.generator, port=0)
-            port = await server.start()
-            try:
-                async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-                    yield front, GenerationServiceStub(channel)
-            finally:
-                await server.stop(0)
-
-    return served
 
 
 async def read(call) -> tuple[str, grpc.StatusCode]:

@@ -3,34 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
 import pytest
 
-from cadenza.service.rpc import GrpcServer
 from cadenza.v1 import generation_pb2 as pb
 from cadenza.v1.generation_pb2_grpc import GenerationServiceStub
-
-
-@pytest.fixture
-def serve_front(open_front):
-    """`async with serve_front() as (front, stub)`: a server that is stopped at the end."""
-
-    @asynccontextmanager
-    async def served(**settings: object) -> AsyncIterator[tuple[Any, GenerationServiceStub]]:
-        async with open_front(**settings) as front:
-            server = GrpcServer(front.generator, port=0)
-            port = await server.start()
-            try:
-                async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-                    yield front, GenerationServiceStub(channel)
-            finally:
-                await server.stop(0)
-
-    return served
 
 
 async def ask(stub: GenerationServiceStub, **fields: Any) -> list[pb.Event]:
