@@ -12,10 +12,12 @@ neither side.
   churn     about 1 % of the rows end in each step, and prompts of 512 tokens take their seats
 
 vLLM's side is `schedule` and `update_from_output`, in its own process. The two take turns every few
-steps, so that a machine that is faster at times is so for both. The environment says where it is:
-VLLM_VENV is a venv with vLLM, MODEL_DIR a model folder that it can read. The exit status is 3 where
-they are missing, unless --no-peer says that only our own figures are wanted, and 0 otherwise:
-targets are told, not enforced.
+steps, so that a machine that is faster at times is so for both. The step that begins a turn finds
+cold caches, because the other side has used the machine for up to half a second; such steps are a
+row of their own, "first", and those between it and the measured ones are left out. The environment
+says where it is: VLLM_VENV is a venv with vLLM, MODEL_DIR a model folder that it can read. The exit
+status is 3 where they are missing, unless --no-peer says that only our own figures are wanted, and
+0 otherwise: targets are told, not enforced.
 """
 
 from __future__ import annotations
@@ -112,6 +114,18 @@ class Spread(NamedTuple):
         return cls(mean(took_us), *np.percentile(took_us, (50, 99)))
 
 
+class Both:
+    """Microseconds on both sides, gathered from several cases."""
+
+    def __init__(self) -> None:
+        self.ours_us: list[float] = []
+        self.theirs_us: list[float] = []
+
+    def extend(self, ours_us: list[float], theirs_us: list[float] | None) -> None:
+        self.ours_us += ours_us
+        self.theirs_us += theirs_us or []
+
+
 class Row(NamedTuple):
     """One line of the table."""
 
@@ -158,7 +172,7 @@ def take_turns(
     """What all rounds took on our side, and on the peer's."""
     if peer:
         peer.begin(case)
-    ours, theirs = load.Measured([], [], 0), load.Measured([], [], 0)
+    ours, theirs = load.Measured([], [], [], 0), load.Measured([], [], [], 0)
     for _ in range(load.STEPS // load.ROUND):
         ours = ours.and_then(side.measure())
         theirs = theirs.and_then(peer.measure()) if peer else theirs
@@ -168,14 +182,13 @@ def take_turns(
 def measure_shape(
     cases: tuple[str, ...], running: int, waiting: int, peer: Peer | None, clock: load.Clock
 ) -> Iterator[Row]:
-    """A row for each case, and one for the arrivals between their steps."""
-    ours_us: list[float] = []
-    theirs_us: list[float] = []
+    """A row for each case, one for the steps that begin a turn, and one for the arrivals."""
+    first, arrivals = Both(), Both()
     for name in cases:
         case = load.Case(name, running, waiting)
         ours, theirs = take_turns(case, load.Load(case, Ours(running, clock)), peer)
-        ours_us += ours.arrivals_us
-        theirs_us += theirs.arrivals_us if theirs else []
+        first.extend(ours.first_us, theirs and theirs.first_us)
+        arrivals.extend(ours.arrivals_us, theirs and theirs.arrivals_us)
         yield Row(
             name,
             running,
@@ -184,9 +197,10 @@ def measure_shape(
             Spread.of(theirs.steps_us) if theirs else None,
             ours.ends / load.STEPS,
         )
-    if ours_us:
-        theirs_spread = Spread.of(theirs_us) if theirs_us else None
-        yield Row("arrival", running, waiting, Spread.of(ours_us), theirs_spread)
+    for name, both in (("first", first), ("arrival", arrivals)):
+        if both.ours_us:
+            theirs_spread = Spread.of(both.theirs_us) if both.theirs_us else None
+            yield Row(name, running, waiting, Spread.of(both.ours_us), theirs_spread)
 
 
 def targets(rows: list[Row]) -> Iterator[str]:
@@ -245,9 +259,11 @@ def show(rows: list[Row], orders: list[OrderRow]) -> None:
     for line in targets(rows):
         print(line)
     steps = [row.figures() for row in rows if row.name in CASES]
-    arrivals = [row.figures() for row in rows if row.name not in CASES]
+    others = {
+        name: [row.figures() for row in rows if row.name == name] for name in ("first", "arrival")
+    }
     each_order = [row.figures() for row in orders]
-    print(json.dumps({"scheduler_step": steps, "arrival": arrivals, "orders": each_order}))
+    print(json.dumps({"scheduler_step": steps, **others, "orders": each_order}))
 
 
 def parse() -> argparse.Namespace:

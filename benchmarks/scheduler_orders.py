@@ -106,7 +106,7 @@ def measure_orders(clock: load.Clock) -> Iterator[Row]:
     default = _load(DEFAULT, policies, clock)
     for name in names:
         side = _load(name, policies, clock)
-        ours, others = load.Measured([], [], 0), load.Measured([], [], 0)
+        ours, others = load.Measured([], [], [], 0), load.Measured([], [], [], 0)
         for _ in range(load.STEPS // load.ROUND):
             ours = ours.and_then(side.measure())
             others = others.and_then(default.measure())
