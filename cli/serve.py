@@ -24,6 +24,7 @@ from cadenza.service.front import Addresses, Front, FrontConfig
 from cadenza.service.limits import Limits
 from cadenza.service.listening import is_loopback, listen
 from cadenza.service.tokenizer import Tokenizer, load_tokenizer
+from cadenza.wire.heap import freeze_heap
 from cadenza.wire.logging import configure_logging
 from cadenza.wire.messages import EngineConfig, Ready
 
@@ -48,6 +49,7 @@ def run(resolved: Resolved) -> int:
     def on_ready(ready: Ready, addresses: Addresses) -> None:
         nonlocal was_ready
         was_ready = True
+        freeze_heap()
         progress.done()
         progress.note(banner(config.model_names[0], ready, addresses))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import gc
 import mmap
 import signal
 import socket
@@ -19,6 +18,7 @@ from cadenza.policies.blame import SIZE, Blame
 from cadenza.policies.hook_guard import HookGuard, SignalGuard
 from cadenza.policies.profile import ProfileError
 from cadenza.wire.codec import FrameError
+from cadenza.wire.heap import freeze_heap
 from cadenza.wire.logging import configure_logging
 from cadenza.wire.messages import EngineConfig, Failed, Progress, Shutdown, Start
 
@@ -93,10 +93,7 @@ def _build(
         loop = build_engine(channel, config, guard, blame)
     except (CheckpointError, ProfileError, ValueError) as error:
         return str(error)
-    # What was built lives as long as the process; walking over it again and again would stop
-    # every stream for tens of milliseconds.
-    gc.collect()
-    gc.freeze()
+    freeze_heap()
     return loop
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
@@ -65,6 +66,7 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> type[FrontStub]:
     monkeypatch.setattr(serve, "start_engine", lambda: None)
     monkeypatch.setattr(serve, "load_tokenizer", lambda path: None)
     monkeypatch.setattr(serve, "configure_logging", lambda level: None)
+    monkeypatch.setattr(serve, "freeze_heap", lambda: sys.stdout.write("frozen\n"))
     at_warnings = structlog.make_filtering_bound_logger(logging.WARNING)  # as it is by default
     monkeypatch.setattr(serve, "_log", structlog.wrap_logger(None, wrapper_class=at_warnings))
     return Stub
@@ -331,6 +333,12 @@ def test_leaving_after_a_signal_is_success(stub, capsys: pytest.CaptureFixture[s
     assert said.out.startswith("Loading SmolLM2-135M-Instruct\n")
     assert "is ready" in said.out
     assert not said.err
+
+
+def test_the_heap_is_frozen_before_it_is_ready(stub, capsys: pytest.CaptureFixture[str]):
+    status_of("serve", "demo")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines.index("frozen") < next(at for at, line in enumerate(lines) if "8123" in line)
 
 
 def test_an_engine_lost_while_serving_is_status_1(stub, capsys: pytest.CaptureFixture[str]):

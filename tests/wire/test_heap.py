@@ -1,0 +1,22 @@
+import gc
+import weakref
+
+from cadenza.wire.heap import freeze_heap
+
+
+class Node:
+    """Refers to itself, so that only the collector frees it."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_what_is_garbage_goes_and_the_rest_is_looked_at_no_more() -> None:
+    kept = Node()
+    lost = weakref.ref(Node())
+    try:
+        freeze_heap()
+        assert lost() is None
+        assert not any(each is kept for each in gc.get_objects())
+    finally:
+        gc.unfreeze()
