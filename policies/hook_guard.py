@@ -15,10 +15,14 @@ import _signal  # type: ignore[import-not-found]
 import _thread
 import resource
 import signal
+import sys
 import time
 from collections.abc import Callable
 from types import FrameType, TracebackType
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
 
 T = TypeVar("T")
 
@@ -147,12 +151,16 @@ class SignalGuard:
     nothing: the handler raises only inside of the call, and `run` itself is outside.
 
     Used as a context manager, which takes SIGALRM and gives it back.
+
+    Where Python cannot raise, in a finalizer or a callback of a weak reference, an interruption ends
+    that alone, and another follows. Python would show each with its traceback; nobody can use that.
     """
 
     def __init__(self, grace_s: float = GRACE_S) -> None:
         """`grace_s` is what a call that computes too little to be ended may take beyond a limit."""
         self._grace_s = grace_s
         self._previous: Any = None
+        self._show: Callable[[UnraisableHookArgs], object] = sys.unraisablehook
         self._handler = self._on_alarm  # one object, to be known again
         self._limit_s = 0.0
         self._started_s = 0.0
@@ -171,6 +179,7 @@ class SignalGuard:
         """
         self._previous = signal.signal(signal.SIGALRM, self._handler)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGALRM,))
+        self._show, sys.unraisablehook = sys.unraisablehook, self._on_unraisable
         return self
 
     def __exit__(
@@ -182,6 +191,7 @@ class SignalGuard:
         signal.signal(signal.SIGALRM, signal.SIG_IGN)  # drops one that is under way
         # None: whoever had it was not Python
         signal.signal(signal.SIGALRM, self._previous or signal.SIG_DFL)
+        sys.unraisablehook = self._show
 
     def run(self, limit_s: float, call: Callable[..., T], *arguments: Any) -> T:
         now_s = time.monotonic()
@@ -233,6 +243,10 @@ class SignalGuard:
         _again[signal.SIGALRM]
         raise _Overrun
 
+    def _on_unraisable(self, unraisable: UnraisableHookArgs) -> None:
+        if unraisable.exc_type is not _Overrun:
+            self._show(unraisable)
+
     def _is_over(self) -> bool:
         now_s = time.monotonic()
         elapsed_s, since_s = now_s - self._started_s, now_s - self._looked_s
@@ -275,7 +289,7 @@ def forget_frames(error: BaseException | None) -> None:
 
 def _is_in_call(frame: FrameType | None) -> bool:
     """Whether `SignalGuard.run` waits for what `frame` does, which is foreign or may be ended."""
-    if frame is not None and frame.f_code is _FORGET:
+    if frame is not None and frame.f_code in _OURS:
         return False
     while frame is not None and frame.f_code is not _HANDLER:
         frame = frame.f_back
@@ -285,5 +299,5 @@ def _is_in_call(frame: FrameType | None) -> bool:
 
 
 _RUN = SignalGuard.run.__code__
-_FORGET = forget_frames.__code__
+_OURS = (forget_frames.__code__, SignalGuard._on_unraisable.__code__)
 _HANDLER = SignalGuard._on_alarm.__code__

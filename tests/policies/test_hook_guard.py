@@ -43,6 +43,7 @@ def run_script(source: str) -> None:
     )
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.endswith("done\n")
+    assert "Exception ignored" not in ended.stderr
 
 
 HANGS = {
