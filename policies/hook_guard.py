@@ -152,8 +152,9 @@ class SignalGuard:
 
     Used as a context manager, which takes SIGALRM and gives it back.
 
-    Where Python cannot raise, in a finalizer or a callback of a weak reference, an interruption ends
-    that alone, and another follows. Python would show each with its traceback; nobody can use that.
+    Where Python cannot raise, in a finalizer or a callback of a weak reference, an interruption
+    ends that alone, and another follows. Python would show each with its traceback, which nobody
+    can use.
     """
 
     def __init__(self, grace_s: float = GRACE_S) -> None:
