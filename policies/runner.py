@@ -22,7 +22,6 @@ import structlog
 from structlog.typing import FilteringBoundLogger
 
 from cadenza.policies.blame import SIZE, Blame
-from cadenza.policies.builtin import DEFAULTS
 from cadenza.policies.errors import describe
 from cadenza.policies.hook_guard import (
     PATIENCE_S,
@@ -32,6 +31,7 @@ from cadenza.policies.hook_guard import (
     NoGuard,
     forget_frames,
 )
+from cadenza.policies.ledger import Ledger, When
 from cadenza.policies.profile import Profile
 from cadenza.policies.standing import STRIKES, WINDOW_S, FaultCount, Hook, Standing, Tally
 from cadenza.policies.views import Occasion
@@ -100,42 +100,32 @@ class PolicyRunner:
         self._budget_s = budget_s
         self._least_s = _LEAST_SHARE * budget_s
         self._refill = refill
-        self._log = log
-        self._hooks: dict[tuple[str, str], Hook] = {}
-        self._standings: dict[str, Standing] = {}
-        self._step_id: int | None = None
-        self._now_s = 0.0
+        self._ledger = Ledger(self._blame, log)
+        self._when = When(-1, 0.0)
         self._spent_s = 0.0  # of the budget, in this step
-        self._has_news = False
-        self.faults = 0  # of all policies
+
+    @property
+    def faults(self) -> int:
+        """Of all policies."""
+        return self._ledger.faults
 
     @property
     def tallies(self) -> Mapping[tuple[str, str], Tally]:
         """By policy and hook, for those that were asked at least once."""
-        return {key: replace(hook.tally) for key, hook in self._hooks.items()}
+        return self._ledger.tallies
 
     @property
     def quarantined(self) -> tuple[str, ...]:
         """The policies that are not asked."""
-        return tuple(name for name, each in self._standings.items() if each.quarantined)
+        return self._ledger.quarantined
 
     def num_unanswered(self, policy: str, hook: str) -> int:
         """How often a policy was to be asked and gave no answer that counts."""
-        asked = self._hooks.get((policy, hook))
-        if asked is None:
-            return 0
-        return asked.tally.faults + asked.tally.excused + asked.tally.passed_over
+        return self._ledger.num_unanswered(policy, hook)
 
     def take_news(self) -> tuple[FaultCount, ...]:
         """Every hook that ever failed, if that or a quarantine has changed since the last call."""
-        if not self._has_news:
-            return ()
-        self._has_news = False
-        return tuple(
-            FaultCount(policy, name, hook.tally.faults, hook.standing.quarantined)
-            for (policy, name), hook in self._hooks.items()
-            if hook.tally.faults
-        )
+        return self._ledger.take_news()
 
     def ask(
         self,
@@ -151,9 +141,9 @@ class PolicyRunner:
         """
         step: Occasion = arguments.get("step") or arguments["service"]
         step_id, now_s = step.step_id, step.now_s  # a policy may find a way to change the view
-        if step_id != self._step_id:
-            self._begin(step_id, now_s)
-        asked = self._hooks.get((policy, hook)) or self._open(policy, hook)
+        if step_id != self._when.step_id:
+            self._begin(When(step_id, now_s))
+        asked = self._ledger.hooks.get((policy, hook)) or self._ledger.open(policy, hook)
         standing, tally = asked.standing, asked.tally
         limit_s = self._budget_s - self._spent_s
         if not standing.trusted:
@@ -186,7 +176,7 @@ class PolicyRunner:
                 return self._judge_overrun(asked, answer, error, limit_s, elapsed_s, interrupted)
             asked.was_excused = False
         if error is not None:
-            self._count_fault(asked, error)
+            self._ledger.count_fault(asked, self._when, error)
         return answer
 
     def use(self, profile: Profile) -> None:
@@ -196,15 +186,7 @@ class PolicyRunner:
         included; what was counted of them stays.
         """
         self._profile = profile
-        changed = {*self._standings} - profile.kept
-        if any(self._standings[policy].quarantined for policy in changed):
-            self._has_news = True
-        for policy in changed:
-            del self._standings[policy]
-        for hook in self._hooks.values():
-            if hook.policy not in profile.kept:
-                hook.standing = self._standing_of(hook.policy)
-                hook.told = hook.was_excused = False
+        self._ledger.keep(profile.kept)
 
     def release(self, policy: str) -> None:
         """Ask a quarantined policy again, a fresh instance of it. Others are left as they are.
@@ -215,44 +197,27 @@ class PolicyRunner:
         """
         if policy not in self._profile.policies:
             raise KeyError(policy)
-        standing = self._standings.get(policy)
-        if standing is None or not standing.quarantined:
+        if policy not in self.quarantined:
             return
         error = self._rebuild(policy, _RELEASE_S)
         if error is not None:
             raise PolicyUnusable(f"policy {policy!r} cannot be built anew: {error}")
-        standing.forgive()
-        for hook in self._hooks.values():
-            if hook.policy == policy:
-                hook.told = hook.was_excused = False
-        self._has_news = True
-        self._log.info("policy released", policy=policy)
+        self._ledger.release(policy)
 
-    def _begin(self, step_id: int, now_s: float) -> None:
+    def _begin(self, when: When) -> None:
         back_s = self._spent_s
         if self._refill is not None:
-            back_s = min(self._spent_s, self._refill * max(now_s - self._now_s, 0.0))
-        self._step_id, self._now_s = step_id, now_s
+            back_s = min(self._spent_s, self._refill * max(when.now_s - self._when.now_s, 0.0))
+        self._when = when
         if back_s > 0.0:
             stays = 1.0 - back_s / self._spent_s
-            for standing in self._standings.values():
+            for standing in self._ledger.standings.values():
                 standing.spent_s *= stays
         self._spent_s -= back_s
 
     def _spend(self, standing: Standing, elapsed_s: float) -> None:
         self._spent_s += elapsed_s
         standing.spent_s += elapsed_s
-
-    def _open(self, policy: str, name: str) -> Hook:
-        number = self._blame.number_of(policy, name)
-        hook = self._hooks[policy, name] = Hook(policy, name, number, self._standing_of(policy))
-        return hook
-
-    def _standing_of(self, policy: str) -> Standing:
-        standing = self._standings.get(policy)
-        if standing is None:
-            standing = self._standings[policy] = Standing(trusted=policy in DEFAULTS.values())
-        return standing
 
     def _attempt(
         self, asked: Hook, check: Callable[[Any], T | None], arguments: dict[str, Any]
@@ -288,7 +253,7 @@ class PolicyRunner:
         left_s = self._budget_s - self._spent_s
         if left_s > self._least_s:
             return True
-        self._log_lack_of_time(asked, left_s)
+        self._ledger.lack_time(asked, left_s)
         return False
 
     def _judge_overrun(
@@ -304,15 +269,15 @@ class PolicyRunner:
         guilty = self._is_guilty(asked, limit_s, elapsed_s)
         if guilty:
             took = "was interrupted after" if interrupted else "took"
-            self._count_fault(asked, f"{took} {elapsed_s * 1e3:.1f} ms")
+            self._ledger.count_fault(asked, self._when, f"{took} {elapsed_s * 1e3:.1f} ms")
         elif interrupted:
-            self._excuse(asked, limit_s)
+            self._ledger.excuse(asked, self._when, limit_s)
         elif error is not None:
-            self._count_fault(asked, error)
+            self._ledger.count_fault(asked, self._when, error)
         if interrupted:  # it may be half changed; nobody shall ask it again
             asked.standing.is_spoilt = True
         if interrupted or guilty:
-            asked.standing.rest(self._now_s)
+            asked.standing.rest(self._when.now_s)
             return None
         return answer
 
@@ -334,37 +299,6 @@ class PolicyRunner:
         again, asked.was_excused = asked.was_excused, True
         return again
 
-    def _excuse(self, asked: Hook, limit_s: float) -> None:
-        asked.tally.excused += 1
-        asked.standing.failed_step = self._step_id
-        self._log_lack_of_time(asked, limit_s)
-
-    def _log_lack_of_time(self, asked: Hook, left_s: float) -> None:
-        """Nobody's fault, and so in no metric; but a policy that is never asked decides nothing."""
-        if not asked.standing.lacked_time:
-            asked.standing.lacked_time = True
-            left_ms = round(left_s * 1e3, 1)
-            warn = self._log.warning
-            warn("policy lacks time", hook=asked.name, policy=asked.policy, left_ms=left_ms)
-
-    def _count_fault(self, asked: Hook, error: str) -> None:
-        """Log the first fault of each policy in each hook; a broken one would fill the log.
-
-        The first after a release is logged again.
-        """
-        self.faults += 1
-        self._has_news = True
-        tally, standing = asked.tally, asked.standing
-        tally.faults += 1
-        tally.last_error = error
-        if not asked.told:
-            asked.told = True
-            warn = self._log.error if standing.trusted else self._log.warning
-            warn("policy fault", hook=asked.name, policy=asked.policy, error=error)
-        assert self._step_id is not None
-        if not standing.trusted and standing.strike(self._step_id, self._now_s):
-            self._quarantine(asked, error)
-
     def _replace(self, asked: Hook) -> None:
         """Build a spoilt instance anew, in what is left of the budget; else it rests again."""
         limit_s = self._budget_s - self._spent_s
@@ -375,11 +309,11 @@ class PolicyRunner:
         if error is None:
             asked.standing.is_spoilt = False
             return
-        asked.standing.rest(self._now_s)
+        asked.standing.rest(self._when.now_s)
         if elapsed_s > limit_s and not self._is_guilty(asked, limit_s, elapsed_s):
-            self._excuse(asked, limit_s)
+            self._ledger.excuse(asked, self._when, limit_s)
         else:
-            self._count_fault(asked, f"cannot be built anew: {error}")
+            self._ledger.count_fault(asked, self._when, f"cannot be built anew: {error}")
 
     def _rebuild(self, policy: str, limit_s: float) -> str | None:
         """Put a fresh instance in the place of a policy's; what is wrong if that fails."""
@@ -403,10 +337,3 @@ class PolicyRunner:
             forget_frames(error)
             return told
         return None
-
-    def _quarantine(self, asked: Hook, error: str) -> None:
-        if not asked.standing.quarantined:
-            asked.standing.quarantined = True
-            self._has_news = True
-            tell = self._log.error
-            tell("policy quarantined", policy=asked.policy, hook=asked.name, error=error)
