@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 import structlog
+from msgspec import convert
 
 from cadenza.policies.blame import Blame
 from cadenza.policies.contract import ARGUMENTS, ENGINE_HOOKS
@@ -275,17 +276,8 @@ class EnginePolicies:
     def _describe(self, number: int) -> PoliciesState:
         shadow = None
         if isinstance(self.decisions, ShadowedDecisions) and self._shadow is not None:
-            compared = tuple(
-                Comparison(
-                    hook=each.hook,
-                    asked=each.asked,
-                    unanswered=each.unanswered,
-                    differed=each.differed,
-                    first_differed=each.first_differed,
-                    mean=each.mean,
-                    figure=each.figure,
-                )
-                for each in self.decisions.comparison
+            compared = convert(
+                self.decisions.comparison, tuple[Comparison, ...], from_attributes=True
             )
             shadow = ShadowState(_state(self._shadow.profile, self._shadow.runner), compared)
         return PoliciesState(number, _state(self._live, self._runner), shadow)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import structlog
+from msgspec import convert
 
 from cadenza.policies.contract import FRONT_HOOKS
 from cadenza.policies.front_decisions import FrontDecisions
@@ -158,18 +159,7 @@ class FrontPolicies:
                 faults=_hook_faults(runner),
                 quarantined=runner.quarantined,
             ),
-            tuple(
-                Comparison(
-                    hook=each.hook,
-                    asked=each.asked,
-                    unanswered=each.unanswered,
-                    differed=each.differed,
-                    first_differed=each.first_differed,
-                    mean=each.mean,
-                    figure=each.figure,
-                )
-                for each in self.decisions.comparison
-            ),
+            convert(self.decisions.comparison, tuple[Comparison, ...], from_attributes=True),
         )
 
 
