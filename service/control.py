@@ -23,6 +23,11 @@ class Control:
         self._places: Places | None = None
         self._generation: Generation | None = None
 
+    @property
+    def num_rows(self) -> int:
+        """How many messages a change takes: one for each choice, once the engine has them."""
+        return 0 if self._generation is None else self._generation.num_choices
+
     def reprioritise(self, priority: int) -> None:
         """Another priority, in a request's range."""
         self._change("priority", priority)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import time
 from collections import deque
@@ -230,9 +231,13 @@ class EngineClient(asyncio.Protocol):
         """
         self._refuse_unless_serving()
         self.send(ResetPrefixCache())
-        handled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._awaited.append((self._sent, handled))
-        return handled
+        return self._handled()
+
+    async def caught_up(self) -> None:
+        """Wait until the engine has handled what was sent so far, or is dead. Never raises."""
+        if self.failure is None and self.counters.received < self._sent:
+            with contextlib.suppress(EngineUnavailable):
+                await self._handled()
 
     async def ask(
         self, question: Callable[[int], ToEngine], limit_s: float | None = ANSWER_LIMIT_S
@@ -272,6 +277,12 @@ class EngineClient(asyncio.Protocol):
             self._closing = True
             self._write(Shutdown())
             self._transport.close()
+
+    def _handled(self) -> asyncio.Future[None]:
+        """Ends once the engine has handled what was sent so far; fails if it dies before."""
+        handled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._awaited.append((self._sent, handled))
+        return handled
 
     def _refuse_unless_serving(self) -> None:
         if not self.is_serving:

@@ -173,6 +173,13 @@ class Generator:
         finally:
             self._num_entering -= len(requests)
 
+    async def caught_up(self) -> None:
+        """Wait until the engine has handled what was sent so far, or is dead. Never raises.
+
+        For whoever tells it much about requests that run already: nothing else holds them back.
+        """
+        await self.engine.caught_up()
+
     async def encode(self, request: GenerationRequest) -> Sequence[int]:
         """The token ids of a request's prompt, as `submit` would send them, if it has room or not.
 

@@ -12,7 +12,13 @@ from typing import TypeAlias
 import structlog
 
 from cadenza.service.control import Control
-from cadenza.service.errors import EngineUnavailable, InvalidRequest, Overloaded, RequestError
+from cadenza.service.errors import (
+    EngineUnavailable,
+    InvalidRequest,
+    Overloaded,
+    RequestError,
+    UnknownRequest,
+)
 from cadenza.service.generator import Generator
 from cadenza.service.request import GenerationRequest
 from cadenza.service.rpc import status
@@ -23,6 +29,10 @@ from cadenza.v1 import generation_pb2 as pb
 
 MAX_LIVE = 256  # requests at once on a stream
 MAX_REQUEST_ID_CHARS = 128
+# Messages about running requests that one stream has under way to the engine. A client may grant
+# credit to every request after every step, twice; the engine works off so many in 1 ms.
+MAX_UNHANDLED = 2 * MAX_LIVE
+MAX_ENDED = 4 * MAX_LIVE  # names remembered: an end may pass an action on its way
 # Requests stop being read while this much waits for the client. At 50 bytes a token it holds 20
 # steps of 256 requests: enough to never stall a client that reads, little for one that does not.
 TOKENS_LIMIT_BYTES = 256 * 1024
@@ -59,6 +69,8 @@ class Session:
         self._write = write
         self._outbox = Outbox()
         self._live: dict[str, _Live] = {}
+        self._ended: dict[str, None] = {}  # names, the latest last
+        self._num_unhandled = 0  # messages that the engine may not have handled
         self._reader: asyncio.Task[None] | None = None
         self._is_draining = False
 
@@ -93,13 +105,16 @@ class Session:
         async for request in self._requests:
             self._act(request, tasks)
             await self._outbox.room(REPLIES_LIMIT_BYTES)
+            if self._num_unhandled >= MAX_UNHANDLED:
+                await self._generator.caught_up()
+                self._num_unhandled = 0
 
     def _act(self, request: pb.SessionRequest, tasks: asyncio.TaskGroup) -> None:
         match request.WhichOneof("action"):
             case "submit":
                 self._submit(request.submit, tasks)
             case "cancel":
-                self._cancel(request.cancel.request_id)
+                self._cancel(request.cancel)
             case "reprioritise":
                 self._reprioritise(request.reprioritise)
             case "set_deadline":
@@ -125,11 +140,12 @@ class Session:
         except InvalidRequest as error:
             self._refuse(submit.request_id, error)
         else:
+            self._ended.pop(submit.request_id, None)
             live = self._live[submit.request_id] = _Live(submit.request_id)
             live.task = tasks.create_task(self._serve(live, request))
 
     def _reprioritise(self, action: pb.Reprioritise) -> None:
-        if live := self._live.get(action.request_id):
+        if live := self._find(action.request_id):
             live.control.reprioritise(action.priority)
 
     def _set_deadline(self, action: pb.SetDeadline) -> None:
@@ -138,12 +154,21 @@ class Session:
         except InvalidRequest as error:
             self._refuse("", error)  # the request goes on
         else:
-            if live := self._live.get(action.request_id):
+            if live := self._find(action.request_id):
                 live.control.set_deadline(deadline_s)
 
     def _grant(self, action: pb.Credit) -> None:
-        if live := self._live.get(action.request_id):
+        if live := self._find(action.request_id):
             live.control.grant(action.tokens)
+
+    def _find(self, request_id: str) -> _Live | None:
+        """The request that an action is about. None: it has ended, or the client is told."""
+        live = self._live.get(request_id)
+        if live is not None:
+            self._num_unhandled += live.control.num_rows
+        elif request_id not in self._ended:
+            self._refuse("", _unknown(request_id))
+        return live
 
     def _why_unusable(self, request_id: str) -> RequestError | None:
         if not request_id:
@@ -166,13 +191,11 @@ class Session:
     def _refuse(self, request_id: str, error: RequestError) -> None:
         self._outbox.put(status.failed(request_id, error))
 
-    def _cancel(self, request_id: str) -> None:
-        live = self._live.get(request_id)
-        if live is None:
-            return
-        self._forget(live)
-        live.task.cancel()
-        self._outbox.put(status.cancelled(request_id))
+    def _cancel(self, action: pb.Cancel) -> None:
+        if live := self._find(action.request_id):
+            self._forget(live)
+            live.task.cancel()
+            self._outbox.put(status.cancelled(live.request_id))
 
     async def _serve(self, live: _Live, request: GenerationRequest) -> None:
         """Run one request to its terminal event. Raises nothing but CancelledError."""
@@ -200,6 +223,9 @@ class Session:
 
     def _forget(self, live: _Live) -> None:
         del self._live[live.request_id]
+        self._ended[live.request_id] = None
+        if len(self._ended) > MAX_ENDED:
+            del self._ended[next(iter(self._ended))]
         self._stop_reading_when_drained()
 
     def _stop_reading_when_drained(self) -> None:
@@ -229,6 +255,13 @@ def _deadline_s(action: pb.Submit | pb.SetDeadline) -> float | None:
     if timeout_s < 0:
         raise InvalidRequest(f"timeout is {timeout_s:g} s; it must not be negative", "timeout")
     return time.monotonic() + timeout_s
+
+
+def _unknown(request_id: str) -> RequestError:
+    told = request_id[:MAX_REQUEST_ID_CHARS]
+    error = UnknownRequest(f"no request of this stream is called {told!r}")
+    error.field = "request_id"
+    return error
 
 
 def _stopping() -> RequestError:

@@ -224,7 +224,8 @@ Global___Submit: _TypeAlias = Submit  # noqa: Y015
 @_typing.final
 class Cancel(_message.Message):
     """Gives a request up. The request ends with `failed`, code CANCELLED, unless it has just ended
-    otherwise. A cancel of an unknown or ended request is ignored.
+    otherwise. This and the actions below are ignored for a request that has ended; one that the stream
+    does not know is answered by a `failed` event with an empty `request_id`, code NOT_FOUND.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -247,9 +248,7 @@ Global___Cancel: _TypeAlias = Cancel  # noqa: Y015
 
 @_typing.final
 class Reprioritise(_message.Message):
-    """Gives a request another priority, which counts from the next step on. Ignored for an unknown or
-    ended request, like the actions below.
-    """
+    """Gives a request another priority, which counts from the next step on."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -736,7 +735,7 @@ class Event(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request's name on its stream. Empty in Generate, and for a failure that belongs to no
-    request: a `request_id` missing, too long or already live, or an unknown action.
+    request: a `request_id` missing, too long, already live or unknown, or an unknown action.
     """
     @_builtins.property
     def accepted(self) -> Global___Accepted:

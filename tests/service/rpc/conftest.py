@@ -113,6 +113,20 @@ class FakeGenerator:
         self.errors: dict[str, Exception] = {}  # by text: what submit raises
         self.on_submit: Callable[[FakeGeneration], None] = lambda generation: None
         self._changed = asyncio.Event()
+        self._handled = asyncio.Event()  # what was sent; set, too, where nothing lags
+        self._handled.set()
+
+    def lags(self) -> None:
+        """Let the engine handle nothing until it `catches_up`."""
+        self._handled.clear()
+
+    def catches_up(self) -> None:
+        """The engine has handled what was sent until now."""
+        handled, self._handled = self._handled, asyncio.Event()
+        handled.set()
+
+    async def caught_up(self) -> None:
+        await self._handled.wait()
 
     async def submit(
         self, request: GenerationRequest, control: Control | None = None

@@ -16,10 +16,17 @@ from structlog.testing import capture_logs
 
 from cadenza.service.errors import EngineUnavailable, GenerationFailed, InvalidRequest
 from cadenza.service.events import Delta
-from cadenza.service.rpc.session import MAX_LIVE, REPLIES_LIMIT_BYTES, TOKENS_LIMIT_BYTES, Session
+from cadenza.service.rpc.session import (
+    MAX_ENDED,
+    MAX_LIVE,
+    MAX_UNHANDLED,
+    REPLIES_LIMIT_BYTES,
+    TOKENS_LIMIT_BYTES,
+    Session,
+)
 from cadenza.v1 import generation_pb2 as pb
 
-INVALID_ARGUMENT, RESOURCE_EXHAUSTED, CANCELLED = 3, 8, 1
+INVALID_ARGUMENT, NOT_FOUND, RESOURCE_EXHAUSTED, CANCELLED = 3, 5, 8, 1
 UNAVAILABLE, INTERNAL = 14, 13
 
 
@@ -197,9 +204,9 @@ async def test_a_lost_cancellation_brings_no_event_after_the_end(
     assert generator.generations["a"].cancelled.is_set()
 
 
-async def test_a_cancel_of_an_unknown_or_ended_request_is_ignored(generator, submit_of, cancel_of):
+async def test_a_cancel_of_a_request_that_has_ended_is_ignored(generator, submit_of, cancel_of):
     async with open_session(generator) as (_, client, task):
-        client.send(cancel_of("nobody"), cancel_of(""), submit_of("a"))
+        client.send(submit_of("a"))
         await settle()
         generator.generations["a"].say("x")
         await settle()
@@ -306,13 +313,61 @@ async def test_a_running_request_is_in_its_clients_control(generator, submit_of)
         assert client.events_of("") == []
 
 
-async def test_control_of_an_unknown_or_ended_request_is_ignored(generator, submit_of, cancel_of):
+async def test_control_of_a_request_that_has_ended_is_ignored(generator, submit_of, cancel_of):
     async with open_session(generator) as (_, client, _task):
-        client.send(submit_of("a"), cancel_of("a"), *control_of("a"), *control_of("b"))
+        client.send(submit_of("a"), cancel_of("a"), *control_of("a"))
         await settle()
 
         assert not client.events_of("")
-        assert not client.events_of("b")
+
+
+async def test_control_of_a_request_that_never_was_is_answered(generator, submit_of, cancel_of):
+    long = "x" * 100_000
+    async with open_session(generator) as (_, client, _task):
+        client.send(submit_of("a"))
+        for name in ("b", "", long):
+            client.send(*control_of(name), cancel_of(name))
+        await settle()
+
+        told = [event.failed for event in client.events_of("")]
+        assert [(each.code, each.field) for each in told] == [(NOT_FOUND, "request_id")] * 18
+        assert told[0].message == "no request of this stream is called 'b'"
+        assert max(len(each.message) for each in told) < 200
+        assert not any(each.retryable for each in told)
+        assert client.kinds_of("a") == ["accepted"]
+
+
+async def test_of_ended_requests_the_latest_are_remembered(generator, submit_of, cancel_of):
+    async with open_session(generator) as (_, client, _task):
+        for number in range(MAX_ENDED + 1):
+            client.send(submit_of(str(number)), cancel_of(str(number)))
+            await settle()
+        client.send(cancel_of("0"), cancel_of("1"), submit_of("1", "again"), cancel_of("1"))
+        await settle()
+
+        [unknown] = client.events_of("")
+        assert unknown.failed.message == "no request of this stream is called '0'"
+        assert client.num_terminals["1"] == 2
+
+
+@pytest.mark.parametrize("n", [1, 16])
+async def test_a_client_that_floods_a_request_waits_for_the_engine(generator, submit_of, n):
+    """One message for each choice is on its way to it, and no more than that are not handled."""
+    generator.lags()
+    flood = [control_of("a")[0]] * (3 * MAX_UNHANDLED // n)
+    async with open_session(generator) as (_, client, task):
+        client.send(submit_of("a", n=n))
+        await settle()
+        client.send(*flood)
+        client.half_close()
+        for told in (1, 2, 3):
+            for _ in range(MAX_UNHANDLED):
+                await settle()
+            assert len(generator.generations["a"].controls) == told * MAX_UNHANDLED // n
+            generator.catches_up()
+        for choice in range(n):
+            generator.generations["a"].end(choice)
+        await task
 
 
 async def test_a_submit_says_its_time_and_its_credit(generator, submit_of):
