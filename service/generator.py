@@ -298,8 +298,10 @@ class Generator:
     def _launch_all(self, jobs: Sequence[_Job], max_rows: int) -> list[Generation]:
         launched: list[Generation] = []
         with contextlib.ExitStack() as undo:
+            position = self.num_queued - sum([job.places.num_held for job in jobs])
             for name, job in zip(_names(len(jobs)), jobs, strict=True):
-                generation = self._launch(name, job, max_rows)
+                generation = self._launch(name, job, max_rows, position)
+                position += job.places.num_held
                 undo.callback(generation.cancel)
                 launched.append(generation)
             undo.pop_all()
@@ -307,7 +309,8 @@ class Generator:
             job.timer.accepted()
         return launched
 
-    def _launch(self, name: str, job: _Job, max_rows: int) -> Generation:
+    def _launch(self, name: str, job: _Job, max_rows: int, position: int) -> Generation:
+        """`position`: how many choices wait that were there before, or are of earlier prompts."""
         generation = Generation(
             id=name,
             model=self.model_name,
@@ -316,7 +319,7 @@ class Generator:
             engine=self.engine,
             timer=job.timer,
             places=job.places,
-            queue_position=self.num_queued - job.places.num_held,
+            queue_position=position,
             on_closed=self._close,
         )
         job.timer.launched(

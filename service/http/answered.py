@@ -8,6 +8,7 @@ import msgspec
 
 from cadenza.service.errors import STATUSES
 from cadenza.service.events import FinishReason
+from cadenza.service.http import notices
 from cadenza.service.http.schema import (
     FLAG,
     INTEGER,
@@ -109,6 +110,16 @@ def _generation() -> dict[str, Schema]:
         ),
         "CompletionChunk": _chunk(
             head, "text_completion", told(index=INTEGER, text=TEXT, logprobs=logprobs, **may_end)
+        ),
+        "Notice": explained(
+            _perhaps(
+                told(**head, object=only(notices.EVENT), notice=only(*notices.KINDS)),
+                prompt=explained(INTEGER, "Which is `queued` or `admitted`."),
+                queue_position=explained(INTEGER, "Choices of others that waited before it."),
+                cached_tokens=explained(INTEGER, "Of the prompt, that need not be computed."),
+                choice=explained(INTEGER, "Which the scheduler moved."),
+            ),
+            "An event of type `cadenza.notice`, where `stream_options` ask for them.",
         ),
     }
 

@@ -163,8 +163,8 @@ def _common(limits: Limits) -> dict[str, Schema]:
         ),
         "stream": {**FLAG, "default": False},
         "stream_options": explained(
-            taken({"include_usage": FLAG, "continuous_usage_stats": FLAG}),
-            "Needs `stream` to be true.",
+            taken({"include_usage": FLAG, "continuous_usage_stats": FLAG, "include_notices": FLAG}),
+            "Needs `stream` to be true. Notices are events of type `cadenza.notice`.",
         ),
         "best_of": explained(INTEGER, "1, or as many as `n`: more are not ranked."),
     }

@@ -50,6 +50,7 @@ class Call:
     stream: bool
     include_usage: bool  # a last chunk with the usage
     continuous_usage: bool  # the usage so far in every chunk
+    notices: bool  # what the scheduler does, among the chunks
     names: dict[str, str]  # our name of a field -> the client's
 
     def with_wishes(self, wishes: Mapping[str, Any]) -> Call:
@@ -79,25 +80,27 @@ def parse_call(
         raise InvalidRequest(
             "prompt_logprobs are told only where the answer is not streamed.", "prompt_logprobs"
         )
-    include_usage, continuous_usage = _stream_options(body.get("stream_options"), stream)
+    options = _stream_options(body.get("stream_options"), stream)
+    include_usage = _flag(options, "include_usage", "stream_options.")
+    continuous_usage = _flag(options, "continuous_usage_stats", "stream_options.")
     return Call(
         requests=[GenerationRequest(**shared, **prompt) for prompt in prompts],
         stream=stream,
         include_usage=include_usage,
-        continuous_usage=continuous_usage,
+        continuous_usage=include_usage and continuous_usage,
+        notices=_flag(options, "include_notices", "stream_options."),
         names=names,
     )
 
 
-def _stream_options(options: Any, stream: bool) -> tuple[bool, bool]:
+def _stream_options(options: Any, stream: bool) -> Mapping[str, Any]:
     if options is None:
-        return False, False
+        return {}
     if not isinstance(options, Mapping):
         raise InvalidRequest("stream_options must be an object.", "stream_options")
     if not stream:
         raise InvalidRequest("stream_options needs stream to be true.", "stream_options")
-    include = _flag(options, "include_usage", "stream_options.")
-    return include, include and _flag(options, "continuous_usage_stats", "stream_options.")
+    return options
 
 
 def _flag(body: Mapping[str, Any], name: str, within: str = "") -> bool:

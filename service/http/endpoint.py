@@ -11,7 +11,7 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from cadenza.service.errors import InvalidRequest, RequestError
-from cadenza.service.events import Delta, Event, Finished, PromptScored
+from cadenza.service.events import Delta, Echo, Event, Finished, Notice, PromptScored
 from cadenza.service.generation import Generation
 from cadenza.service.generator import Generator
 from cadenza.service.http.body import read_json
@@ -21,7 +21,8 @@ from cadenza.service.http.disconnect import while_connected
 from cadenza.service.http.errors import JsonResponse, error_object, renamed
 from cadenza.service.http.logprobs import bounded, prompt_logprobs
 from cadenza.service.http.merge import merge
-from cadenza.service.http.sse import EventStream
+from cadenza.service.http.notices import EVENT, noticed, queued
+from cadenza.service.http.sse import EventStream, Named
 from cadenza.service.http.usage import usage
 from cadenza.service.http.wishes import read_wishes
 
@@ -93,8 +94,11 @@ class Answer:
             for choice in range(generation.num_choices):
                 self._choices[prompt, choice] = ChoiceState(index=len(self._choices))
 
-    async def chunks(self) -> AsyncGenerator[list[Mapping[str, Any]], None]:
-        """Every chunk, those of one wake-up together; never an empty list."""
+    async def chunks(self) -> AsyncGenerator[list[Mapping[str, Any] | Named], None]:
+        """Every chunk and notice, those of one wake-up together; never an empty list."""
+        if self._call.notices:
+            places = [generation.queue_position for generation in self._generations]
+            yield [self._notice(queued(prompt, place)) for prompt, place in enumerate(places)]
         async with aclosing(self._batches()) as batches:
             async for prompt, batch in batches:
                 if chunks := [chunk for event in batch for chunk in self._chunks(prompt, event)]:
@@ -148,9 +152,9 @@ class Answer:
         elif isinstance(event, Finished):
             self._choices[prompt, event.choice].finished = event
 
-    def _chunks(self, prompt: int, event: Event) -> list[Mapping[str, Any]]:
+    def _chunks(self, prompt: int, event: Event) -> list[Mapping[str, Any] | Named]:
         if not isinstance(event, Delta | Finished):
-            return []
+            return self._notices(prompt, event)
         choice = self._choices[prompt, event.choice]
         said = []
         if not choice.begun:
@@ -163,6 +167,16 @@ class Answer:
             if event.text or event.logprobs:
                 said.append(self._dialect.delta(choice, event))
         return [self._chunk(part) for part in said if part is not None]
+
+    def _notices(self, prompt: int, event: Notice | PromptScored | Echo) -> list[Any]:
+        if not self._call.notices or isinstance(event, PromptScored | Echo):
+            return []
+        return [
+            self._notice(noticed(prompt, event, lambda choice: self._choices[prompt, choice].index))
+        ]
+
+    def _notice(self, told: Mapping[str, Any]) -> Named:
+        return Named(EVENT, {**self._head(EVENT), **told})
 
     def _chunk(self, choice: Mapping[str, Any]) -> Mapping[str, Any]:
         chunk = {**self._head(self._dialect.chunk_object), "choices": [choice]}

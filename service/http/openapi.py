@@ -18,7 +18,7 @@ from cadenza.service.http.answered import answered
 from cadenza.service.http.asked import asked
 from cadenza.service.http.docs_page import render
 from cadenza.service.http.operations import OPERATIONS, Operation
-from cadenza.service.http.schema import TEXT, ref
+from cadenza.service.http.schema import TEXT, either, ref
 from cadenza.service.limits import Limits
 
 _KEY = "administrator"
@@ -82,7 +82,8 @@ def _responses(operation: Operation) -> dict[str, Any]:
     if operation.tells:
         content = _json(operation.tells)
         if operation.streams:
-            content |= {"text/event-stream": {"schema": ref(operation.streams)}}
+            event = either(ref(operation.streams), ref("Notice"))
+            content |= {"text/event-stream": {"schema": event}}
         responses["200"] = {"description": "The answer.", "content": content}
     elif operation.text_type:
         content = {operation.text_type: {"schema": TEXT}}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from starlette.types import Send
@@ -17,6 +17,13 @@ _HEADERS = [
 _encoder = msgspec.json.Encoder()
 
 
+class Named(NamedTuple):
+    """An event that has a type, so that clients which know none pass it over."""
+
+    type: str
+    data: Any
+
+
 class EventStream:
     """One response. Headers go out with the first event, so that until then it may be an error."""
 
@@ -26,7 +33,7 @@ class EventStream:
 
     async def send(self, events: Iterable[Any]) -> None:
         """Send the events, encoded as JSON, in one write."""
-        await self._write(b"".join(b"data: %b\n\n" % _encoder.encode(event) for event in events))
+        await self._write(b"".join(map(_encode, events)))
 
     async def finish(self) -> None:
         """The end of a whole answer."""
@@ -43,3 +50,9 @@ class EventStream:
             self.started = True
             await self._send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
+
+
+def _encode(event: Any) -> bytes:
+    if isinstance(event, Named):
+        return b"event: %b\ndata: %b\n\n" % (event.type.encode(), _encoder.encode(event.data))
+    return b"data: %b\n\n" % _encoder.encode(event)

@@ -219,6 +219,10 @@ class FakeEngine(asyncio.Protocol):
     def decide(self, kind: str, request: int, **facts: bool | int | float | str) -> None:
         self.decisions.append(Decision(kind, request, 0, time.monotonic(), facts))
 
+    def tell_decisions(self) -> None:
+        """In a frame of their own."""
+        self.send(Step(step_id=0, decisions=self._drain_decisions(), counters=self.counters()))
+
     def _drain_decisions(self) -> tuple[Decision, ...]:
         told, self.decisions = self.decisions, []
         return tuple(told)
@@ -334,8 +338,7 @@ class FakeEngine(asyncio.Protocol):
                     self.waiting.pop(request, None)
                     reason = "aborted" if isinstance(message, Cancel) else "stopped"
                     self.decide("finished", request, reason=reason)
-                    decisions = self._drain_decisions()
-                    self.send(Step(step_id=0, decisions=decisions, counters=self.counters()))
+                    self.tell_decisions()
                 case SetDeadline(request, deadline_s):
                     for rows in (self.running, self.waiting):
                         if request in rows:
