@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import App, CycloptsError, Parameter, ValidationError
 
@@ -15,6 +15,7 @@ from cadenza.cli.output import OutputError, complain
 from cadenza.cli.policies import policies
 
 _NO_READER = 128 + 13
+Shell = Literal["bash", "zsh", "fish"]
 
 app = App(
     name="cadenza",
@@ -71,6 +72,23 @@ def chat(
     from cadenza.cli.chat import run
 
     return run(ServerOptions(server=server), question, options or ChatOptions())
+
+
+@app.command
+def completion(shell: Shell, /) -> int:
+    """Write a script that lets a shell complete subcommands and flags.
+
+    It belongs into ~/.local/share/bash-completion/completions/cadenza, for zsh into a file _cadenza in
+    a folder of $fpath, and for fish into ~/.config/fish/completions/cadenza.fish.
+
+    Parameters
+    ----------
+    shell
+        Whose script.
+    """
+    from cadenza.cli.completion import write_completion
+
+    return write_completion(app, shell)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
