@@ -23,6 +23,9 @@ from cadenza.service.errors import InvalidRequest
 
 # Stands where the last message ends while a chat is rendered. No valid text holds it.
 _END = "\udc82"
+# Stands for what the assistant has said, likewise, after a question that nobody will see.
+_SAID = "\udc83"
+_BEFORE = ({"role": "user", "content": "."}, {"role": "assistant", "content": _SAID})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +79,28 @@ class ChatTemplate:
             reason = f"The model's chat template refused the messages: {error}"
             raise InvalidRequest(reason, "messages") from error
         return _up_to_mark(chat) if options.continue_final_message else chat
+
+    def render_next(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        max_chars: int,
+        options: ChatOptions = USUAL,
+    ) -> str:
+        """What comes after the assistant's words: the end of its turn, and `messages`.
+
+        Raises:
+            InvalidRequest: as `render`, or the template does not show what was said before.
+        """
+        chat = self.render([*_BEFORE, *messages], max_chars=max_chars, options=options)
+        _, said, after = chat.rpartition(_SAID)
+        if not said:
+            raise InvalidRequest(
+                "The model's chat template does not show what the assistant said before these "
+                "messages, which therefore cannot be appended.",
+                "messages",
+            )
+        return after
 
     def _bounded(
         self, messages: Sequence[Mapping[str, Any]], max_chars: int, options: ChatOptions

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from cadenza.service.choice import TextOptions
 from cadenza.service.constraints import with_bad_words
 from cadenza.service.errors import InvalidRequest
 from cadenza.service.prompt import Prompt, truncated
+from cadenza.service.request import Former
 from cadenza.service.tokenizer import Tokenizer
 from cadenza.service.validation import CheckedRequest
 from cadenza.wire.messages import Ready, Sampling
@@ -37,7 +38,7 @@ class Encoder:
                 refuses the messages.
         """
         prompt = request.prompt
-        if prompt.token_ids is not None:
+        if prompt.token_ids is not None and prompt.former is None:
             return prompt.token_ids
         max_chars = ready.max_model_len * self._tokenizer.max_chars_per_token
         if prompt.num_chars > max_chars:
@@ -60,7 +61,7 @@ class Encoder:
         if prompt.messages is not None:
             last = prompt.messages[-1]
             return str(last["content"]) if last["role"] == "assistant" else ""
-        if prompt.text is not None and prompt.truncation is None:
+        if prompt.text is not None and prompt.truncation is None and prompt.former is None:
             return prompt.text
         return await self._aside(self._tokenizer.decode, ids)
 
@@ -101,21 +102,38 @@ class Encoder:
             # What a template adds to short messages must not count against them
             template = tokenizer.template
             bound = max_chars + (len(template.source) if template else 0)
-            ids = tokenizer.encode_messages(
-                prompt.messages,
-                max_chars=bound,
-                options=prompt.chat,
-                opened=prompt.add_special_tokens,
-            )
-        else:
-            assert prompt.text is not None
+            ids = self._encoded_messages(prompt, prompt.messages, bound)
+        elif prompt.text is not None:
             ids = tokenizer.encode_text(prompt.text, opened=prompt.add_special_tokens)
+        else:
+            ids = [*(prompt.token_ids or ())]
+        if prompt.former is not None:
+            ids = [*_before(prompt.former, prompt), *ids]
         if prompt.truncation is None:
             return ids
-        opening = tokenizer.num_opening(ids) if prompt.add_special_tokens else 0
+        is_opened = prompt.add_special_tokens or prompt.former is not None
+        opening = tokenizer.num_opening(ids) if is_opened else 0
         return truncated(ids, prompt.truncation, room, opening)
+
+    def _encoded_messages(
+        self, prompt: Prompt, messages: Sequence[Mapping[str, Any]], max_chars: int
+    ) -> list[int]:
+        if prompt.former is not None:
+            return self._tokenizer.encode_next_messages(
+                messages, max_chars=max_chars, options=prompt.chat
+            )
+        return self._tokenizer.encode_messages(
+            messages, max_chars=max_chars, options=prompt.chat, opened=prompt.add_special_tokens
+        )
 
     def _with_bad_words(self, request: CheckedRequest, vocab_size: int) -> Sampling:
         encode = self._tokenizer.encode_word
         words = [ids for word in request.bad_words for ids in encode(word)]
         return with_bad_words(request.sampling, words, vocab_size)
+
+
+def _before(former: Former, prompt: Prompt) -> Sequence[int]:
+    """The former request's tokens, of which a chat's template writes itself what ends a turn."""
+    if former.turn_ended and prompt.messages is not None:
+        return former.token_ids[:-1]
+    return former.token_ids

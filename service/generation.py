@@ -92,6 +92,11 @@ class Generation:
         return self.id.partition("-")[0]
 
     @property
+    def prompt(self) -> Sequence[int]:
+        """The token ids of the prompt, which must not change."""
+        return self._prompt
+
+    @property
     def num_choices(self) -> int:
         return len(self._choices)
 

@@ -11,7 +11,7 @@ from cadenza.service.chat_template import USUAL, ChatOptions
 from cadenza.service.errors import InvalidRequest
 from cadenza.service.limits import Limits
 from cadenza.service.messages import check_messages
-from cadenza.service.request import GenerationRequest
+from cadenza.service.request import Former, GenerationRequest
 from cadenza.service.template_variables import check_variables
 from cadenza.wire.messages import Ready
 
@@ -29,11 +29,12 @@ class Truncation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """Exactly one of the first three is set."""
+    """Exactly one of the first three is set. Ids are empty where a former request just goes on."""
 
     text: str | None = None
     token_ids: Sequence[int] | None = None
     messages: Sequence[Mapping[str, Any]] | None = None
+    former: Former | None = None  # whose tokens come before them
     chat: ChatOptions = USUAL  # for messages
     add_special_tokens: bool = True  # before a text or a chat
     truncation: Truncation | None = None
@@ -42,6 +43,11 @@ class Prompt:
     def field(self) -> str:
         """The client's name for it."""
         return "messages" if self.messages is not None else "prompt"
+
+    @property
+    def num_former(self) -> int:
+        """Tokens of another request that this one begins with."""
+        return 0 if self.former is None else len(self.former.token_ids)
 
     @property
     def num_chars(self) -> int:
@@ -62,9 +68,12 @@ def check_prompt(
         InvalidRequest: names the field that is wrong.
     """
     given = (request.text, request.token_ids, request.messages)
-    if sum(value is not None for value in given) != 1:
+    num_given = sum(value is not None for value in given)
+    if num_given > 1 or not (num_given or request.former):
         raise InvalidRequest("Exactly one of a prompt and messages must be given.", "prompt")
     truncation = _truncation(request, engine.max_model_len)
+    if request.former is not None:
+        return _check_appended(request, limits, engine, truncation)
     if request.text is not None:
         return Prompt(
             text=fields.string(request.text, "prompt", empty=False),
@@ -82,6 +91,31 @@ def check_prompt(
         add_special_tokens=_flag(request.add_special_tokens, "add_special_tokens", False),
         truncation=truncation,
     )
+
+
+def _check_appended(
+    request: GenerationRequest, limits: Limits, engine: Ready, truncation: Truncation | None
+) -> Prompt:
+    """What comes after the tokens of a former request, which have been checked."""
+    if _flag(request.add_special_tokens, "add_special_tokens", False):
+        raise InvalidRequest(
+            "What is appended is not opened again: leave out add_special_tokens.",
+            "add_special_tokens",
+        )
+    former = request.former
+    if request.text is not None:
+        text = fields.string(request.text, "prompt", empty=False)
+        return Prompt(text=text, former=former, add_special_tokens=False, truncation=truncation)
+    if request.messages is not None:
+        return Prompt(
+            messages=check_messages(request.messages, limits.max_messages),
+            former=former,
+            chat=_chat_options(request),
+            add_special_tokens=False,
+            truncation=truncation,
+        )
+    ids = () if request.token_ids is None else _token_ids(request.token_ids, engine)
+    return Prompt(token_ids=ids, former=former, truncation=truncation)
 
 
 def truncated(

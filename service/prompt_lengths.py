@@ -19,11 +19,12 @@ class PromptLengths:
     def of(self, prompt: Prompt) -> int:
         """Tokens of a prompt, at least 1; exact where the client sent them."""
         if prompt.token_ids is not None:
-            return len(prompt.token_ids)
-        return max(1, math.ceil(prompt.num_chars * self._tokens / self._chars))
+            return prompt.num_former + len(prompt.token_ids)
+        said = math.ceil(prompt.num_chars * self._tokens / self._chars)
+        return prompt.num_former + max(1, said)
 
     def learn(self, prompt: Prompt, tokens: int) -> None:
         """Take in that `prompt` became so many tokens, those of a chat's template included."""
         if prompt.token_ids is None:
-            self._tokens = _DECAY * self._tokens + tokens
+            self._tokens = _DECAY * self._tokens + max(0, tokens - prompt.num_former)
             self._chars = _DECAY * self._chars + prompt.num_chars

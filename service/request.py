@@ -8,8 +8,18 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Former:
+    """What another request has left for one that goes on from it: its prompt and an output."""
+
+    token_ids: Sequence[int]
+    turn_ended: bool = False  # by the last of them, which is not part of the output's text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
     """Everything a client may ask for. Exactly one of `text`, `token_ids`, `messages` is set.
+
+    With a `former` they are what comes after its tokens, and none of them may be set.
 
     None means that the client left the field to the default. Values are as the client sent them:
     `Generator.submit` checks them all, and names the field of the first that is wrong.
@@ -19,6 +29,7 @@ class GenerationRequest:
     text: str | None = None
     token_ids: Sequence[int] | None = None
     messages: Sequence[Mapping[str, Any]] | None = None  # OpenAI chat messages
+    former: Former | None = None  # not the client's word
     add_special_tokens: bool | None = None  # such as BOS; None: before a text, not before a chat
     add_generation_prompt: bool | None = None  # the assistant begins to speak after the messages
     continue_final_message: bool | None = None  # or goes on with the last of them

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -97,12 +97,33 @@ class Tokenizer:
         Raises:
             InvalidRequest: the model has no chat template, or the template refuses the messages.
         """
+        chat = self._render(ChatTemplate.render, messages, max_chars, options)
+        return self._opened(self._encode_marked(chat), opened)
+
+    def encode_next_messages(
+        self, messages: Sequence[Mapping[str, Any]], *, max_chars: int, options: ChatOptions = USUAL
+    ) -> list[int]:
+        """The ids that come after what an assistant has said, with what ends its turn.
+
+        Raises:
+            InvalidRequest: as `encode_messages`, or the template does not show what was said.
+        """
+        return self._encode_marked(
+            self._render(ChatTemplate.render_next, messages, max_chars, options)
+        )
+
+    def _render(
+        self,
+        render: Callable[..., str],
+        messages: Sequence[Mapping[str, Any]],
+        max_chars: int,
+        options: ChatOptions,
+    ) -> str:
         if self.template is None:
             raise InvalidRequest("This model has no chat template; use completions.", "messages")
         marked = [self._mark(message) for message in messages]
         guarded = replace(options, variables=self._mark(options.variables))
-        chat = self.template.render(marked, max_chars=max_chars, options=guarded)
-        return self._opened(self._encode_marked(chat), opened)
+        return render(self.template, marked, max_chars=max_chars, options=guarded)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`, control tokens as they are written. The GIL is released meanwhile."""

@@ -156,7 +156,13 @@ def _present(message: pb.GenerationInput) -> dict[str, Any]:
     return {name: getattr(message, name) for name in _OPTIONAL if message.HasField(name)}  # type: ignore[arg-type]
 
 
-_OF_ACTIONS = ("request_id", "timeout", "credit")  # the others are of a submit's `input`
+_OF_ACTIONS = (
+    "request_id",
+    "after",
+    "choice",
+    "timeout",
+    "credit",
+)  # the others are of a submit's `input`
 
 
 def field_path(field: str) -> str:

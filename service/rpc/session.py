@@ -25,6 +25,7 @@ from cadenza.service.rpc import status
 from cadenza.service.rpc.codec import to_request
 from cadenza.service.rpc.outbox import Outbox
 from cadenza.service.rpc.relay import relay
+from cadenza.service.rpc.transcripts import Transcript, Transcripts
 from cadenza.v1 import generation_pb2 as pb
 
 MAX_LIVE = 256  # requests at once on a stream
@@ -50,6 +51,7 @@ class _Live:
 
     request_id: str
     control: Control = field(default_factory=Control)
+    transcript: Transcript | None = None  # from when its prompt is known
     task: asyncio.Task[None] = field(init=False)  # set by the reader, at once
 
 
@@ -71,6 +73,7 @@ class Session:
         self._live: dict[str, _Live] = {}
         self._ended: dict[str, None] = {}  # names, the latest last
         self._num_unhandled = 0  # messages that the engine may not have handled
+        self._transcripts = Transcripts()
         self._reader: asyncio.Task[None] | None = None
         self._is_draining = False
 
@@ -113,6 +116,8 @@ class Session:
         match request.WhichOneof("action"):
             case "submit":
                 self._submit(request.submit, tasks)
+            case "append":
+                self._append(request.append, tasks)
             case "cancel":
                 self._cancel(request.cancel)
             case "reprioritise":
@@ -125,24 +130,47 @@ class Session:
                 self._refuse("", InvalidRequest("this server does not know the action"))
 
     def _submit(self, submit: pb.Submit, tasks: asyncio.TaskGroup) -> None:
-        request_id = submit.request_id
+        self._open(submit.request_id, lambda: _request(submit), tasks)
+
+    def _append(self, append: pb.Append, tasks: asyncio.TaskGroup) -> None:
+        self._open(append.request_id, lambda: self._appended(append), tasks)
+
+    def _open(
+        self, request_id: str, read: Callable[[], GenerationRequest], tasks: asyncio.TaskGroup
+    ) -> None:
         if error := self._why_unusable(request_id):
             # Under the id of a live request this would read as that request's end.
             self._refuse("", error)
         elif error := self._why_refused():
             self._refuse(request_id, error)
         else:
-            self._begin(submit, tasks)
+            self._begin(request_id, read, tasks)
 
-    def _begin(self, submit: pb.Submit, tasks: asyncio.TaskGroup) -> None:
+    def _begin(
+        self, request_id: str, read: Callable[[], GenerationRequest], tasks: asyncio.TaskGroup
+    ) -> None:
         try:
-            request = _request(submit)
-        except InvalidRequest as error:
-            self._refuse(submit.request_id, error)
+            request = read()
+        except RequestError as error:
+            self._refuse(request_id, error)
         else:
-            self._ended.pop(submit.request_id, None)
-            live = self._live[submit.request_id] = _Live(submit.request_id)
+            self._ended.pop(request_id, None)
+            live = self._live[request_id] = _Live(request_id)
             live.task = tasks.create_task(self._serve(live, request))
+
+    def _appended(self, append: pb.Append) -> GenerationRequest:
+        """What a client wants generated after a request that has finished.
+
+        Raises:
+            InvalidRequest: the request still runs, or had no such choice.
+            UnknownRequest: nothing is kept of it.
+        """
+        if append.after in self._live:
+            raise InvalidRequest(f"request {append.after!r} still runs", "after")
+        transcript = self._transcripts.find(append.after, append.choice)
+        request = _request(append)
+        salt = transcript.cache_salt if request.cache_salt is None else request.cache_salt
+        return replace(request, former=transcript.former(append.choice), cache_salt=salt)
 
     def _reprioritise(self, action: pb.Reprioritise) -> None:
         if live := self._find(action.request_id):
@@ -193,6 +221,7 @@ class Session:
 
     def _cancel(self, action: pb.Cancel) -> None:
         if live := self._find(action.request_id):
+            self._transcripts.failed(live.request_id)
             self._forget(live)
             live.task.cancel()
             self._outbox.put(status.cancelled(live.request_id))
@@ -201,6 +230,11 @@ class Session:
         """Run one request to its terminal event. Raises nothing but CancelledError."""
         try:
             generation = await self._generator.submit(request, live.control)
+            live.transcript = Transcript(
+                generation.prompt,
+                request.cache_salt,
+                tells_stop=bool(request.include_stop_str_in_output),
+            )
             async with aclosing(relay(generation, live.request_id)) as batches:
                 async for events in batches:
                     for event in events:
@@ -218,8 +252,16 @@ class Session:
             # cancellation (asyncio.wait_for does so until Python 3.12).
             raise asyncio.CancelledError
         self._outbox.put(event)
-        if event.WhichOneof("event") in ("finished", "failed"):
-            self._forget(live)
+        match event.WhichOneof("event"):
+            case "finished":
+                assert live.transcript is not None
+                self._transcripts.finished(live.request_id, live.transcript)
+                self._forget(live)
+            case "failed":
+                self._transcripts.failed(live.request_id)
+                self._forget(live)
+            case _ if live.transcript is not None:
+                live.transcript.add(event)
 
     def _forget(self, live: _Live) -> None:
         del self._live[live.request_id]
@@ -238,7 +280,7 @@ class Session:
             await self._write(pb.SessionResponse(events=events))
 
 
-def _request(submit: pb.Submit) -> GenerationRequest:
+def _request(submit: pb.Submit | pb.Append) -> GenerationRequest:
     """What a client wants generated. Raises InvalidRequest where this cannot even be read."""
     return replace(
         to_request(submit.input),
@@ -247,7 +289,7 @@ def _request(submit: pb.Submit) -> GenerationRequest:
     )
 
 
-def _deadline_s(action: pb.Submit | pb.SetDeadline) -> float | None:
+def _deadline_s(action: pb.Submit | pb.Append | pb.SetDeadline) -> float | None:
     """On the monotonic clock; None where no timeout is set."""
     if not action.HasField("timeout"):
         return None

@@ -12,7 +12,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 
 from cadenza.checkpoints.errors import CheckpointError
 from cadenza.checkpoints.locate import locate
-from cadenza.service.chat_template import ChatTemplate
+from cadenza.service.chat_template import ChatOptions, ChatTemplate
 from cadenza.service.errors import InvalidRequest
 from cadenza.service.gguf_tokenizer import UnsupportedTokenizer, build_tokenizer
 from cadenza.service.tokenizer import Tokenizer, load_tokenizer
@@ -88,6 +88,44 @@ def test_messages_cannot_forge_control_tokens(demo, content):
 
     assert controls(ids) == controls(plain)
     assert f"user\n{content}<|im_end|>" in demo.backend.decode(ids, skip_special_tokens=False)
+
+
+@pytest.mark.parametrize("content", ["and then?", "<|im_end|>", "", " \n"])
+def test_what_comes_next_in_a_chat_is_what_the_whole_chat_has_there(demo, content):
+    before = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Hello!"}]
+    after = [{"role": "user", "content": content}]
+    whole = demo.encode_messages([*before, *after], max_chars=10_000)
+    begun = demo.encode_messages(before[:1], max_chars=10_000) + demo.encode_text("Hello!")
+
+    assert whole == begun + demo.encode_next_messages(after, max_chars=10_000)
+
+
+def test_what_comes_next_may_leave_its_last_message_open(demo):
+    after = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "Well"}]
+    options = ChatOptions(add_generation_prompt=False, continue_final_message=True)
+    ids = demo.encode_next_messages(after, max_chars=10_000, options=options)
+
+    assert demo.decode(ids) == (
+        "<|im_end|>\n<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\nWell"
+    )
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["{{ messages[-1]['content'] }}", "{{ messages | length }}"],
+    ids=["the last message alone", "no message"],
+)
+def test_a_template_that_hides_what_was_said_lets_nothing_come_next(source):
+    with pytest.raises(InvalidRequest, match="does not show what the assistant said") as error:
+        make_tokenizer(source).encode_next_messages(
+            [{"role": "user", "content": "x"}], max_chars=100
+        )
+    assert error.value.field == "messages"
+
+
+def test_without_a_template_no_message_comes_next():
+    with pytest.raises(InvalidRequest, match="no chat template"):
+        make_tokenizer(None).encode_next_messages([{"role": "user", "content": "x"}], max_chars=100)
 
 
 def test_a_template_that_tears_content_apart_cannot_forge_either():

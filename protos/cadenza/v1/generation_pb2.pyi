@@ -106,6 +106,7 @@ class SessionRequest(_message.Message):
 
     SUBMIT_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
+    APPEND_FIELD_NUMBER: _builtins.int
     REPRIORITISE_FIELD_NUMBER: _builtins.int
     SET_DEADLINE_FIELD_NUMBER: _builtins.int
     CREDIT_FIELD_NUMBER: _builtins.int
@@ -116,6 +117,10 @@ class SessionRequest(_message.Message):
     @_builtins.property
     def cancel(self) -> Global___Cancel:
         """Gives a request up."""
+
+    @_builtins.property
+    def append(self) -> Global___Append:
+        """Begins a request that goes on from one that has finished."""
 
     @_builtins.property
     def reprioritise(self) -> Global___Reprioritise:
@@ -134,15 +139,16 @@ class SessionRequest(_message.Message):
         *,
         submit: Global___Submit | None = ...,
         cancel: Global___Cancel | None = ...,
+        append: Global___Append | None = ...,
         reprioritise: Global___Reprioritise | None = ...,
         set_deadline: Global___SetDeadline | None = ...,
         credit: Global___Credit | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "cancel", b"cancel", "credit", b"credit", "reprioritise", b"reprioritise", "set_deadline", b"set_deadline", "submit", b"submit"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "append", b"append", "cancel", b"cancel", "credit", b"credit", "reprioritise", b"reprioritise", "set_deadline", b"set_deadline", "submit", b"submit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "cancel", b"cancel", "credit", b"credit", "reprioritise", b"reprioritise", "set_deadline", b"set_deadline", "submit", b"submit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "append", b"append", "cancel", b"cancel", "credit", b"credit", "reprioritise", b"reprioritise", "set_deadline", b"set_deadline", "submit", b"submit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_action: _TypeAlias = _typing.Literal["submit", "cancel", "reprioritise", "set_deadline", "credit"]  # noqa: Y015
+    _WhichOneofReturnType_action: _TypeAlias = _typing.Literal["submit", "cancel", "append", "reprioritise", "set_deadline", "credit"]  # noqa: Y015
     _WhichOneofArgType_action: _TypeAlias = _typing.Literal["action", b"action"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_action) -> _WhichOneofReturnType_action | None: ...
 
@@ -222,6 +228,71 @@ class Submit(_message.Message):
 Global___Submit: _TypeAlias = Submit  # noqa: Y015
 
 @_typing.final
+class Append(_message.Message):
+    """Begins a request that goes on from one of this stream that has finished: its prompt is the other's
+    prompt, the output of one of its choices, and then `input`. The tokens are used as they were, so
+    that what the prefix cache still has of them need not be computed again.
+
+    A stream keeps the tokens of its 256 latest finished requests, and of fewer where these have more
+    than 262,144 tokens together. Ends with `failed`, code NOT_FOUND, if nothing is kept of the other
+    one, because it is forgotten, or failed, or never was; and INVALID_ARGUMENT if it still runs.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    CHOICE_FIELD_NUMBER: _builtins.int
+    INPUT_FIELD_NUMBER: _builtins.int
+    TIMEOUT_FIELD_NUMBER: _builtins.int
+    CREDIT_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """The client's name for the new request, as at submit. May be the other's, in whose place it is
+    kept once it has finished; under names of their own, several requests can go on from one.
+    """
+    after: _builtins.str
+    """The `request_id` of the request to go on from: the latest that finished under that name."""
+    choice: _builtins.int
+    """Number of its choice whose output is gone on from. Default: the first."""
+    credit: _builtins.int
+    """As at submit."""
+    @_builtins.property
+    def input(self) -> Global___GenerationInput:
+        """What comes next. All but `cache_salt`, whose default is here the other's, is as at submit, and
+        nothing else is taken over from it. The prompt is
+          text       tokenised alone, with nothing to open it
+          token_ids  used as they are
+          chat       the turns that come next. The output counts as the assistant's turn, which the
+                     model's template ends: a token that ended it, and is not part of its text, is left
+                     to the template
+          not set    nothing: the output goes on
+        """
+
+    @_builtins.property
+    def timeout(self) -> _duration_pb2.Duration:
+        """As at submit."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        after: _builtins.str = ...,
+        choice: _builtins.int = ...,
+        input: Global___GenerationInput | None = ...,
+        timeout: _duration_pb2.Duration | None = ...,
+        credit: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_credit", b"_credit", "credit", b"credit", "input", b"input", "timeout", b"timeout"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_credit", b"_credit", "after", b"after", "choice", b"choice", "credit", b"credit", "input", b"input", "request_id", b"request_id", "timeout", b"timeout"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__credit: _TypeAlias = _typing.Literal["credit"]  # noqa: Y015
+    _WhichOneofArgType__credit: _TypeAlias = _typing.Literal["_credit", b"_credit"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__credit) -> _WhichOneofReturnType__credit | None: ...
+
+Global___Append: _TypeAlias = Append  # noqa: Y015
+
+@_typing.final
 class Cancel(_message.Message):
     """Gives a request up. The request ends with `failed`, code CANCELLED, unless it has just ended
     otherwise. This and the actions below are ignored for a request that has ended; one that the stream
@@ -232,7 +303,7 @@ class Cancel(_message.Message):
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """The `request_id` given at submit."""
+    """The `request_id` given at submit or append."""
     def __init__(
         self,
         *,
@@ -255,7 +326,7 @@ class Reprioritise(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """The `request_id` given at submit."""
+    """The `request_id` given at submit or append."""
     priority: _builtins.int
     """As `GenerationInput.priority`: lower is earlier."""
     def __init__(
@@ -281,7 +352,7 @@ class SetDeadline(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     TIMEOUT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """The `request_id` given at submit."""
+    """The `request_id` given at submit or append."""
     @_builtins.property
     def timeout(self) -> _duration_pb2.Duration:
         """Time from now. Not set: no deadline."""
@@ -309,7 +380,7 @@ class Credit(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """The `request_id` given at submit."""
+    """The `request_id` given at submit or append."""
     tokens: _builtins.int
     """Tokens in addition to those taken before, of all choices together."""
     def __init__(

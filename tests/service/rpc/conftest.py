@@ -41,6 +41,7 @@ class FakeGeneration:
         self.id = id
         self.model = "fake"
         self.prompt_tokens = 7
+        self.prompt = range(7)
         self.queue_position = 2
         self.num_choices = num_choices
         self.num_pulled = 0  # batches that the server has asked for and got

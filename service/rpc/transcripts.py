@@ -1,0 +1,127 @@
+"""What a session keeps of requests that have finished, so that others can go on from them."""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from cadenza.service.errors import InvalidRequest, UnknownRequest
+from cadenza.service.request import Former
+from cadenza.v1 import generation_pb2 as pb
+
+MAX_KEPT = 256  # requests a stream
+MAX_KEPT_TOKENS = 256 * 1024  # a stream, which is 1 MiB
+
+
+class Transcript:
+    """The tokens of one request, gathered from its events while they are told."""
+
+    def __init__(self, prompt: Sequence[int], cache_salt: str | None, *, tells_stop: bool) -> None:
+        """`tells_stop`: the stop token that ends a choice is part of its text."""
+        self.cache_salt = cache_salt
+        self._prompt = prompt
+        self._outputs: dict[int, array[int]] = {}
+        self._turn_ended: dict[int, bool] = {}  # of choices that have finished
+        self._tells_stop = tells_stop
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self._prompt) + sum(map(len, self._outputs.values()))
+
+    @property
+    def num_choices(self) -> int:
+        return len(self._turn_ended)
+
+    def add(self, event: pb.Event) -> None:
+        """Take in one of the request's events."""
+        match event.WhichOneof("event"):
+            case "tokens":
+                output = self._outputs.get(event.tokens.choice)
+                if output is None:
+                    output = self._outputs[event.tokens.choice] = array("I")
+                output.extend(event.tokens.token_ids)
+            case "choice_finished":
+                end = event.choice_finished
+                self._turn_ended[end.choice] = self._ends_turn(end)
+
+    def close(self) -> None:
+        """The request has finished: what it was made of may be let go."""
+        self._prompt = array("I", self._prompt)
+
+    def former(self, choice: int) -> Former:
+        """The prompt and one output, for a request that goes on from there."""
+        output = self._outputs.get(choice, array("I"))
+        return Former(
+            token_ids=array("I", self._prompt) + output,
+            turn_ended=bool(output) and self._turn_ended[choice],
+        )
+
+    def _ends_turn(self, end: pb.ChoiceFinished) -> bool:
+        """Whether the last token ended the choice and has no part in its text."""
+        if end.reason != pb.FINISH_REASON_STOP:
+            return False
+        match end.WhichOneof("stop_reason"):
+            case None:
+                return True
+            case "stop_token_id":
+                return not self._tells_stop
+        return False  # a stop string may be the end of some text
+
+
+class Transcripts:
+    """The latest transcripts by the names of their requests: bounded, the oldest forgotten first.
+
+    A request that fails leaves what is kept under its name, if there is anything.
+    """
+
+    def __init__(self, max_kept: int = MAX_KEPT, max_tokens: int = MAX_KEPT_TOKENS) -> None:
+        self._max_kept = max_kept
+        self._max_tokens = max_tokens
+        self._num_tokens = 0
+        self._kept: OrderedDict[str, Transcript | None] = OrderedDict()
+
+    def finished(self, request_id: str, transcript: Transcript) -> None:
+        """Keep a transcript that is complete, in place of an older one of that name."""
+        self._forget(request_id)
+        transcript.close()
+        self._num_tokens += transcript.num_tokens
+        self._kept[request_id] = transcript
+        self._bound()
+
+    def failed(self, request_id: str) -> None:
+        """Remember that a request has failed, to tell so."""
+        self._kept.setdefault(request_id, None)
+        self._bound()
+
+    def _bound(self) -> None:
+        while len(self._kept) > self._max_kept or self._num_tokens > self._max_tokens:
+            self._forget(next(iter(self._kept)))
+
+    def _forget(self, request_id: str) -> None:
+        transcript = self._kept.pop(request_id, None)
+        if transcript is not None:
+            self._num_tokens -= transcript.num_tokens
+
+    def find(self, request_id: str, choice: int) -> Transcript:
+        """What is kept of a request that had such a choice.
+
+        Raises:
+            UnknownRequest: nothing is.
+        """
+        if request_id not in self._kept:
+            raise UnknownRequest(
+                f"No finished request {request_id!r} is kept on this stream, which keeps the "
+                f"latest {self._max_kept}, or fewer with {self._max_tokens} tokens together."
+            )
+        transcript = self._kept[request_id]
+        if transcript is None:
+            raise UnknownRequest(
+                f"Request {request_id!r} failed or was cancelled: there is nothing to go on from."
+            )
+        if choice >= transcript.num_choices:
+            last = transcript.num_choices - 1
+            raise InvalidRequest(
+                f"choice is {choice}, but the last of {request_id!r} is {last}.", "choice"
+            )
+        return transcript
