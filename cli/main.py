@@ -78,8 +78,8 @@ def chat(
 def completion(shell: Shell, /) -> int:
     """Write a script that lets a shell complete subcommands and flags.
 
-    It belongs into ~/.local/share/bash-completion/completions/cadenza, for zsh into a file _cadenza in
-    a folder of $fpath, and for fish into ~/.config/fish/completions/cadenza.fish.
+    It belongs into ~/.local/share/bash-completion/completions/cadenza; for zsh into a file
+    _cadenza in a folder of $fpath, and for fish into ~/.config/fish/completions/cadenza.fish.
 
     Parameters
     ----------

@@ -80,6 +80,11 @@ def _generation() -> dict[str, Schema]:
     may_end = {"finish_reason": nullable(reason), "stop_reason": stop_reason}
     chat_part = told(index=INTEGER, delta=delta, logprobs=chat_logprobs, **may_end)
     chat_part["required"].remove("stop_reason")  # told where a choice ends
+    # Where they are asked for
+    ids = {"token_ids": items(INTEGER)}
+    prompt_ids = {"prompt_token_ids": items(INTEGER)}
+    chat_choice = told(index=INTEGER, message=message, logprobs=chat_logprobs, **ends)
+    part = told(index=INTEGER, text=TEXT, logprobs=logprobs, **may_end)
     return {
         "Usage": told(
             prompt_tokens=INTEGER,
@@ -91,12 +96,15 @@ def _generation() -> dict[str, Schema]:
             told(
                 **head,
                 object=only("chat.completion"),
-                choices=items(told(index=INTEGER, message=message, logprobs=chat_logprobs, **ends)),
+                choices=items(_perhaps(chat_choice, **ids)),
                 usage=ref("Usage"),
             ),
             prompt_logprobs=of_prompt,
+            **prompt_ids,
         ),
-        "ChatCompletionChunk": _chunk(head, "chat.completion.chunk", chat_part),
+        "ChatCompletionChunk": _perhaps(
+            _chunk(head, "chat.completion.chunk", _perhaps(chat_part, **ids)), **prompt_ids
+        ),
         "Completion": told(
             **head,
             object=only("text_completion"),
@@ -104,13 +112,13 @@ def _generation() -> dict[str, Schema]:
                 _perhaps(
                     told(index=INTEGER, text=TEXT, logprobs=logprobs, **ends),
                     prompt_logprobs=of_prompt,
+                    **ids,
+                    **prompt_ids,
                 )
             ),
             usage=ref("Usage"),
         ),
-        "CompletionChunk": _chunk(
-            head, "text_completion", told(index=INTEGER, text=TEXT, logprobs=logprobs, **may_end)
-        ),
+        "CompletionChunk": _chunk(head, "text_completion", _perhaps(part, **ids, **prompt_ids)),
         "Notice": explained(
             _perhaps(
                 told(**head, object=only(notices.EVENT), notice=only(*notices.KINDS)),

@@ -161,6 +161,9 @@ def _common(limits: Limits) -> dict[str, Schema]:
         "cache_salt": explained(
             text(limits.max_salt_chars, empty=False), "Prefixes are shared only within one salt."
         ),
+        "return_token_ids": explained(
+            {**FLAG, "default": False}, "Tell the ids of prompts and of what is said as well."
+        ),
         "stream": {**FLAG, "default": False},
         "stream_options": explained(
             taken({"include_usage": FLAG, "continuous_usage_stats": FLAG, "include_notices": FLAG}),

@@ -50,6 +50,7 @@ class Call:
     stream: bool
     include_usage: bool  # a last chunk with the usage
     continuous_usage: bool  # the usage so far in every chunk
+    token_ids: bool  # of prompts and of what is said
     notices: bool  # what the scheduler does, among the chunks
     names: dict[str, str]  # our name of a field -> the client's
 
@@ -87,6 +88,7 @@ def parse_call(
         requests=[GenerationRequest(**shared, **prompt) for prompt in prompts],
         stream=stream,
         include_usage=include_usage,
+        token_ids=_flag(body, "return_token_ids"),
         continuous_usage=include_usage and continuous_usage,
         notices=_flag(options, "include_notices", "stream_options."),
         names=names,

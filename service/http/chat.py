@@ -39,13 +39,13 @@ class Chat:
         }
         return parse_call(body, [{"messages": body["messages"]}], common, names)
 
-    def opening(self, choice: ChoiceState) -> Mapping[str, Any]:
+    def opening(self, choice: ChoiceState) -> dict[str, Any]:
         return _chunk(choice, {"role": "assistant", "content": ""})
 
-    def delta(self, choice: ChoiceState, delta: Delta) -> Mapping[str, Any]:
+    def delta(self, choice: ChoiceState, delta: Delta) -> dict[str, Any]:
         return _chunk(choice, {"content": delta.text}, delta.logprobs)
 
-    def ending(self, choice: ChoiceState, finished: Finished) -> Mapping[str, Any]:
+    def ending(self, choice: ChoiceState, finished: Finished) -> dict[str, Any]:
         ending = _chunk(choice, {})
         ending["finish_reason"] = finished.reason.value
         ending["stop_reason"] = finished.stop_reason
@@ -54,7 +54,7 @@ class Chat:
     def keep_logprobs(self, choice: ChoiceState, logprobs: Sequence[PositionLogprobs]) -> None:
         choice.logprobs["content"].extend(_content(logprobs))
 
-    def whole(self, choice: ChoiceState) -> Mapping[str, Any]:
+    def whole(self, choice: ChoiceState) -> dict[str, Any]:
         assert choice.finished is not None
         return {
             "index": choice.index,

@@ -36,10 +36,10 @@ class Completions:
     def opening(self, choice: ChoiceState) -> None:
         return None
 
-    def delta(self, choice: ChoiceState, delta: Delta) -> Mapping[str, Any]:
+    def delta(self, choice: ChoiceState, delta: Delta) -> dict[str, Any]:
         return _choice(choice, delta.text, delta.logprobs)
 
-    def ending(self, choice: ChoiceState, finished: Finished) -> Mapping[str, Any]:
+    def ending(self, choice: ChoiceState, finished: Finished) -> dict[str, Any]:
         ending = _choice(choice, "", ())
         ending["finish_reason"] = finished.reason.value
         ending["stop_reason"] = finished.stop_reason
@@ -49,7 +49,7 @@ class Completions:
         for name, values in _logprobs(choice, logprobs).items():
             choice.logprobs[name].extend(values)
 
-    def whole(self, choice: ChoiceState) -> Mapping[str, Any]:
+    def whole(self, choice: ChoiceState) -> dict[str, Any]:
         assert choice.finished is not None
         whole = _choice(choice, "".join(choice.texts), ())
         if choice.logprobs:

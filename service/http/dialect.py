@@ -22,6 +22,7 @@ class ChoiceState:
     begun: bool = False
     num_chars: int = 0  # of the tokens told, for text offsets
     texts: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
     logprobs: defaultdict[str, JsonList] = field(default_factory=lambda: defaultdict(JsonList))
     finished: Finished | None = None
     prompt_logprobs: msgspec.Raw | None = None  # of its prompt
@@ -33,21 +34,21 @@ class Dialect(Protocol):
     id_prefix: str
     object: str  # of a whole answer
     chunk_object: str  # of a streamed one
-    scores_choices: bool  # whether each choice has its prompt's log-probabilities, or the answer
+    scores_choices: bool  # whether each choice tells of its prompt's tokens, or the answer does
 
     def parse(self, body: Mapping[str, Any]) -> Call:
         """The call in a body. Raises InvalidRequest naming the field."""
         ...
 
-    def opening(self, choice: ChoiceState) -> Mapping[str, Any] | None:
+    def opening(self, choice: ChoiceState) -> dict[str, Any] | None:
         """What is said before a choice's first text, if anything."""
         ...
 
-    def delta(self, choice: ChoiceState, delta: Delta) -> Mapping[str, Any]:
+    def delta(self, choice: ChoiceState, delta: Delta) -> dict[str, Any]:
         """New output of a choice."""
         ...
 
-    def ending(self, choice: ChoiceState, finished: Finished) -> Mapping[str, Any]:
+    def ending(self, choice: ChoiceState, finished: Finished) -> dict[str, Any]:
         """A choice's end, which carries no text: strict clients drop text that comes with it."""
         ...
 
@@ -55,6 +56,6 @@ class Dialect(Protocol):
         """Encode the next log-probabilities, never none, for `whole`."""
         ...
 
-    def whole(self, choice: ChoiceState) -> Mapping[str, Any]:
+    def whole(self, choice: ChoiceState) -> dict[str, Any]:
         """A choice of an answer that is not streamed."""
         ...

@@ -132,6 +132,12 @@ class Answer:
             "choices": [self._dialect.whole(choice) for choice in choices],
             "usage": self._usage(),
         }
+        if self._call.token_ids:
+            for told, (prompt, _), choice in zip(
+                whole["choices"], self._choices, choices, strict=True
+            ):
+                told["token_ids"] = choice.token_ids
+                self._tell_prompt(whole, told, prompt)
         if not self._dialect.scores_choices and choices[0].prompt_logprobs is not None:
             whole["prompt_logprobs"] = choices[0].prompt_logprobs
         return whole
@@ -147,6 +153,7 @@ class Answer:
             choice = self._choices[prompt, event.choice]
             self._num_tokens += len(event.token_ids)
             choice.texts.append(event.text)
+            choice.token_ids += event.token_ids
             if event.logprobs:
                 self._dialect.keep_logprobs(choice, event.logprobs)
         elif isinstance(event, Finished):
@@ -157,16 +164,31 @@ class Answer:
             return self._notices(prompt, event)
         choice = self._choices[prompt, event.choice]
         said = []
-        if not choice.begun:
+        is_first = not choice.begun
+        if is_first:
             choice.begun = True
             said.append(self._dialect.opening(choice))
         if isinstance(event, Finished):
             said.append(self._dialect.ending(choice, event))
         else:
             self._num_tokens += len(event.token_ids)
-            if event.text or event.logprobs:
-                said.append(self._dialect.delta(choice, event))
-        return [self._chunk(part) for part in said if part is not None]
+            if event.text or event.logprobs or (self._call.token_ids and event.token_ids):
+                said.append(self._delta(choice, event))
+        chunks = [self._chunk(part) for part in said if part is not None]
+        if is_first and chunks and self._call.token_ids:
+            self._tell_prompt(chunks[0], chunks[0]["choices"][0], prompt)
+        return [*chunks]
+
+    def _delta(self, choice: ChoiceState, delta: Delta) -> dict[str, Any]:
+        told = self._dialect.delta(choice, delta)
+        if self._call.token_ids:
+            told["token_ids"] = [*delta.token_ids]
+        return told
+
+    def _tell_prompt(self, answer: dict[str, Any], choice: dict[str, Any], prompt: int) -> None:
+        """The prompt's ids, where the dialect tells of prompts."""
+        holder = choice if self._dialect.scores_choices else answer
+        holder["prompt_token_ids"] = [*self._generations[prompt].prompt]
 
     def _notices(self, prompt: int, event: Notice | PromptScored | Echo) -> list[Any]:
         if not self._call.notices or isinstance(event, PromptScored | Echo):
@@ -178,7 +200,7 @@ class Answer:
     def _notice(self, told: Mapping[str, Any]) -> Named:
         return Named(EVENT, {**self._head(EVENT), **told})
 
-    def _chunk(self, choice: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
         chunk = {**self._head(self._dialect.chunk_object), "choices": [choice]}
         if self._call.include_usage:
             chunk["usage"] = self._usage() if self._call.continuous_usage else None

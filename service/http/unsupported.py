@@ -40,7 +40,6 @@ NEUTRAL: dict[str, Collection[Any]] = {
     "logprob_token_ids": _EMPTY,
     "chat_template": (),
     "documents": _EMPTY,
-    "return_token_ids": _OFF,
     "return_tokens_as_token_ids": _OFF,
     "modalities": (["text"],),
     "audio": (),
