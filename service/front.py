@@ -28,6 +28,7 @@ from cadenza.service.listening import is_loopback, listen
 from cadenza.service.metrics import Metrics
 from cadenza.service.otel import open_tracer
 from cadenza.service.policy_control import PolicyControl
+from cadenza.service.rpc.connections import DEFAULT_LIMITS, ConnectionLimits
 from cadenza.service.rpc.server import GrpcServer
 from cadenza.service.tokenizer import Tokenizer
 from cadenza.wire.messages import EngineConfig, Progress, Ready
@@ -64,6 +65,7 @@ class FrontConfig:
     traces_endpoint: str | None = None  # of OTLP by HTTP
     metrics_tenants: Sequence[str] = ()  # that get series of their own
     metrics_as_vllm: bool = True  # whether metrics go by vLLM's names as well
+    grpc_connections: ConnectionLimits = DEFAULT_LIMITS
     shutdown_timeout_s: float = 30.0  # for requests in flight after the first signal
 
 
@@ -133,7 +135,13 @@ class Front:
         admin = Admin(control, access)
         app = build_app(generator, admin, metrics_as_vllm=config.metrics_as_vllm)
         http = HttpServer(app, sockets, graceful_s=_FLUSH_S)
-        grpc = GrpcServer(generator, admin, host=config.host, port=config.grpc_port)
+        grpc = GrpcServer(
+            generator,
+            admin,
+            host=config.host,
+            port=config.grpc_port,
+            connections=config.grpc_connections,
+        )
         try:
             grpc_port = await grpc.start()
         except OSError:

@@ -32,6 +32,8 @@ from cadenza.v1 import generation_pb2 as pb
 # With the 20 best tokens at each position, a part takes some 160 kB: a reader that lags gets its
 # whole backlog as one delta, and clients accept no more than 4 MiB by default.
 _MAX_POSITIONS = 256
+_MAX_CHARS = 256 * 1024  # of one event; a MiB at most
+_MAX_IDS = 256 * 1024  # of one event; somewhat more than a MiB at most
 _CHUNK_BYTES = 1024 * 1024
 
 _REASONS = {
@@ -222,7 +224,7 @@ def finished(request_id: str, usage: pb.Usage) -> pb.Event:
 
 
 def parts(event: Event) -> Iterator[Event]:
-    """`event` in pieces of a size that may be sent; the first has the text.
+    """`event` in pieces of a size that may be sent, each with what fits of the text.
 
     What an echo has of the prompt are deltas without ids.
     """
@@ -230,7 +232,10 @@ def parts(event: Event) -> Iterator[Event]:
         case Echo():
             yield from _parts(event, ())
         case Delta():
-            yield from _parts(event, event.token_ids)
+            if event.logprobs or len(event.text) > _MAX_CHARS or len(event.token_ids) > _MAX_IDS:
+                yield from _parts(event, event.token_ids)
+            else:
+                yield event
         case PromptScored():
             for start in range(0, len(event.logprobs), _MAX_POSITIONS):
                 part = event.logprobs[start : start + _MAX_POSITIONS]
@@ -240,13 +245,14 @@ def parts(event: Event) -> Iterator[Event]:
 
 
 def _parts(told: Delta | Echo, token_ids: Sequence[int]) -> Iterator[Delta]:
-    num = len(told.logprobs)
-    for start in range(0, max(num, 1), _MAX_POSITIONS):
-        cut = slice(start, start + _MAX_POSITIONS)
+    most = _MAX_POSITIONS if told.logprobs else _MAX_IDS
+    num_tokens = max(len(token_ids), len(told.logprobs))
+    for part in range(max(1, -(-num_tokens // most), -(-len(told.text) // _MAX_CHARS))):
+        cut = slice(part * most, (part + 1) * most)
         yield Delta(
             choice=told.choice,
-            text="" if start else told.text,
-            token_ids=token_ids[cut] if num else token_ids,
+            text=told.text[part * _MAX_CHARS : (part + 1) * _MAX_CHARS],
+            token_ids=token_ids[cut],
             logprobs=told.logprobs[cut],
         )
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
-from collections.abc import Sequence
-from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -15,28 +13,10 @@ from grpc_reflection.v1alpha import reflection
 from cadenza.service.admin import Admin
 from cadenza.service.generator import Generator
 from cadenza.service.listening import why
+from cadenza.service.rpc.connections import DEFAULT_LIMITS, ConnectionLimits, server_options
 from cadenza.service.rpc.policy_servicer import SERVICE as POLICY_SERVICE
 from cadenza.service.rpc.policy_servicer import PolicyServicer
 from cadenza.service.rpc.servicer import SERVICE, STALL_S, GenerationServicer
-
-MAX_MESSAGE_BYTES = 4 * 1024 * 1024  # as much as the body of an HTTP request
-
-OPTIONS: Sequence[tuple[str, Any]] = (
-    # By default two servers may share a port, and clients meet either.
-    ("grpc.so_reuseport", 0),
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    # Responses are smaller; clients accept 4 MiB unless told otherwise.
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_concurrent_streams", 1024),  # for each connection
-    # A client whose network went silent is noticed within 40 s, also between tokens.
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.http2.ping_timeout_ms", 10_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    # Clients may ping every 10 s, and are never cut off for pinging more.
-    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
-    ("grpc.http2.max_ping_strikes", 0),
-)
 
 
 class GrpcServer:
@@ -54,6 +34,7 @@ class GrpcServer:
         *,
         host: str = "127.0.0.1",
         port: int = 50051,
+        connections: ConnectionLimits = DEFAULT_LIMITS,
         stall_s: float = STALL_S,
     ) -> None:
         """Serve `generator`, and policies to whom `admin` lets in; None: nobody.
@@ -62,6 +43,7 @@ class GrpcServer:
         """
         self._host = host
         self._port = port
+        self._options = server_options(connections)
         self._servicer = GenerationServicer(generator, stall_s=stall_s)
         handlers = {SERVICE: self._servicer.handlers()}
         if admin is not None:
@@ -76,7 +58,7 @@ class GrpcServer:
 
         Raises OSError, with a reason for a person, if any address of the host cannot be bound.
         """
-        server = grpc.aio.server(options=OPTIONS)
+        server = grpc.aio.server(options=self._options)
         self._health = health.aio.HealthServicer()
         server.add_generic_rpc_handlers(tuple(self._handlers.values()))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)

@@ -80,6 +80,8 @@ def test_every_option_can_be_a_variable_or_stand_in_a_file(file: Path):
         "host": "::1",
         "port": 1,
         "grpc_port": 2,
+        "grpc_max_connection_age": 3.5,
+        "grpc_max_connection_age_grace": 4.5,
         "allow_unauthenticated": True,
         "admin_api_key": "key",
         "served_model_name": ["a", "b"],

@@ -18,6 +18,7 @@ from cadenza.cli.main import main
 from cadenza.cli.options import ServeOptions
 from cadenza.service.front import Addresses, FrontConfig
 from cadenza.service.metrics import NO_TENANT, OTHER_TENANTS
+from cadenza.service.rpc.connections import ConnectionLimits
 from cadenza.wire.codec import FrameReader, encode
 from cadenza.wire.messages import EngineConfig, PolicyConfig, Ready, Start, ToEngine
 
@@ -93,6 +94,12 @@ FRONT_FLAGS: list[tuple[list[str], str, Any]] = [
     (["--grpc-port", "0"], "grpc_port", 0),
     (["--served-model-name", "a", "--served-model-name", "b"], "model_names", ("a", "b")),
     (["--shutdown-timeout", "1.5"], "shutdown_timeout_s", 1.5),
+    ([], "grpc_connections", ConnectionLimits()),
+    (
+        ["--grpc-max-connection-age", "1.5", "--grpc-max-connection-age-grace", "0"],
+        "grpc_connections",
+        ConnectionLimits(max_age_s=1.5, age_grace_s=0.0),
+    ),
     (["--otlp-traces-endpoint", "http://h:1/v1"], "traces_endpoint", "http://h:1/v1"),
     (["--metrics-compat", "none"], "metrics_as_vllm", False),
     (["--metrics-compat", "vllm"], "metrics_as_vllm", True),
@@ -273,6 +280,16 @@ RANGES: list[tuple[str, list[str], str]] = [
     ("--watermark", ["-0.1", "1", "nan", "inf"], "at least 0 and less than 1."),
     ("--max-num-queued-reqs", ["0", "-1", HUGE], TO_INT64),
     ("--shutdown-timeout", ["-1", "1e300", "nan", "inf"], "from 0 to 31536000 seconds."),
+    (
+        "--grpc-max-connection-age",
+        ["-1", "1e300", "nan", "inf"],
+        "from 0 to 31536000 seconds.",
+    ),
+    (
+        "--grpc-max-connection-age-grace",
+        ["-1", "1e300", "nan", "inf"],
+        "from 0 to 31536000 seconds.",
+    ),
 ]
 
 

@@ -1075,7 +1075,7 @@ class Tokens(_message.Message):
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Ids of the tokens sampled since the last event of this choice. A reader that lags gets more in
-        one event; with logprobs they may come in several, the text with the first.
+        one event; with logprobs, or with much text, they may come in several.
         """
 
     @_builtins.property

@@ -132,8 +132,8 @@ async def test_the_salt_is_taken_over_and_nothing_else(serve_front):
         await talk.append("b", "a", text="y", max_tokens=1)
         await talk.end_of("b")
         await talk.append("c", "b", text="y", max_tokens=1)
-        await talk.append("d", "a", text="y", max_tokens=1, cache_salt="other")
         await talk.end_of("c")
+        await talk.append("d", "a", text="y", max_tokens=1, cache_salt="other")
         await talk.end_of("d")
 
         submits = front.engine.submits()

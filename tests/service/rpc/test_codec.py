@@ -13,6 +13,7 @@ from cadenza.service.errors import InvalidRequest
 from cadenza.service.events import (
     Admitted,
     Delta,
+    Echo,
     Finished,
     FinishReason,
     Parked,
@@ -348,6 +349,22 @@ def test_tokens_carry_text_ids_and_logprobs():
     assert position.sampled == pb.TokenLogprob(token_id=5, text="h", utf8=b"h", logprob=-0.5)
     assert position.top[0] == position.sampled
     assert (position.top[1].utf8, position.top[1].logprob) == (b"\xe2", -math.inf)
+
+
+@pytest.mark.parametrize("kind", ["delta", "echo"])
+@pytest.mark.parametrize(("num_chars", "num_ids"), [(0, 0), (10, 2), (700_000, 2), (3, 600_000)])
+def test_the_parts_of_what_is_long_fit_a_message_and_join_to_it(kind, num_chars, num_ids):
+    text, ids = "漢" * num_chars, [1_000_000] * (num_ids if kind == "delta" else 0)
+    told = (
+        Delta(choice=1, text=text, token_ids=ids) if kind == "delta" else Echo(choice=1, text=text)
+    )
+    parts = list(codec.parts(told))
+
+    assert "".join(part.text for part in parts) == text
+    assert [token for part in parts for token in part.token_ids] == ids
+    assert {part.choice for part in parts} == {1}
+    assert len(parts) == max(1, -(-num_chars // 262_144), -(-len(ids) // 262_144))
+    assert max(codec.to_event("a", part).ByteSize() for part in parts) < 2 << 20
 
 
 @pytest.mark.parametrize("num_tokens", [0, 1, 256, 257, 1000])

@@ -159,7 +159,7 @@ async def test_the_server_stops_sending_to_a_client_that_does_not_read(generator
 async def test_a_call_that_cannot_be_written_to_is_cancelled(
     generator, serve, request_of, submit_of, method
 ):
-    async with serve(WINDOW, stall_s=0.2) as served:
+    async with serve(WINDOW, stall_s=1.0) as served:
         if method == "Generate":
             call = served.stub.Generate(request_of("a"))
         else:
