@@ -17,6 +17,7 @@ from cadenza.service.rpc.connections import DEFAULT_LIMITS, ConnectionLimits, se
 from cadenza.service.rpc.policy_servicer import SERVICE as POLICY_SERVICE
 from cadenza.service.rpc.policy_servicer import PolicyServicer
 from cadenza.service.rpc.servicer import SERVICE, STALL_S, GenerationServicer
+from cadenza.service.rpc.unknown import UnknownMethods
 
 
 class GrpcServer:
@@ -64,6 +65,7 @@ class GrpcServer:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         names = (*self._handlers, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
+        server.add_generic_rpc_handlers((UnknownMethods(names),))
         await self.set_ready(False)
         port = await self._bind(server)
         await server.start()
