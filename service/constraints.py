@@ -38,6 +38,7 @@ def constraints(
         InvalidRequest: names the field that is wrong.
     """
     biases = _logit_bias(request.logit_bias, limits.max_logit_bias, vocab_size)
+    biases = dict(sorted(biases.items()))
     allowed = _allowed(request.allowed_token_ids, vocab_size)
     is_delayed = ending.min_tokens > 0 and len(ending.token_ids) > 0
     if is_delayed and len(allowed) and np.isin(allowed, list(ending.token_ids)).all():
@@ -46,7 +47,7 @@ def constraints(
             "allowed_token_ids",
         )
     return {
-        "bias_ids": pack_ids(biases),
+        "bias_ids": pack_ids(biases),  # sorted: JSON has an order of its own, protobuf none
         "biases": np.array(list(biases.values()), dtype="<f4").tobytes(),
         "allowed_ids": pack_ids(allowed),
         "min_tokens": ending.min_tokens if is_delayed else 0,

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar, TypeVarTuple, cast
 
 import structlog
 
-from cadenza.service.errors import EngineUnavailable
+from cadenza.service.errors import UNEXPECTED, EngineUnavailable
 from cadenza.service.news import read_news
 from cadenza.wire.codec import FrameError, FrameReader, encode
 from cadenza.wire.messages import (
@@ -394,7 +394,7 @@ class EngineClient(asyncio.Protocol):
         except Exception:
             logger.exception("row_failed", request=request)
             self.cancel(request)
-            _fail_row(row, "internal error", retryable=False)
+            _fail_row(row, UNEXPECTED, retryable=False)
 
     def _fail(self, reason: str) -> None:
         """The engine is dead: everybody who waits is told, once."""

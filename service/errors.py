@@ -21,6 +21,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+UNEXPECTED = "Something went wrong in the server."  # all that a client is told of a mistake of ours
+
 
 class RequestError(Exception):
     """A failure whose message may be shown to the client. Subclasses say whose fault it is."""
@@ -133,7 +135,13 @@ STATUSES: dict[type[RequestError], Status] = {
 
 
 def status_of(error: RequestError) -> Status:
-    """The status of an error's nearest listed class."""
+    """The status of an error's nearest listed class.
+
+    A generation that may be tried again is told as what has failed under it: by the status alone
+    clients decide, and an event of a stream has no header that says so.
+    """
+    if isinstance(error, GenerationFailed) and error.retryable:
+        return STATUSES[EngineUnavailable]
     return status_of_kind(type(error))
 
 

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cadenza.service import tracing
 from cadenza.service.admin import Admin
-from cadenza.service.errors import RequestError
+from cadenza.service.errors import UNEXPECTED, RequestError
 from cadenza.service.generator import Generator
 from cadenza.service.http.caches import cache_routes
 from cadenza.service.http.chat import Chat
@@ -158,4 +158,4 @@ def _response(error: Exception, scope: Scope) -> Response:
             headers = dict(error.headers) if error.headers else None
             return plain_error(error.status_code, error.detail, headers)
     logger.error("request_failed", path=scope["path"], exc_info=error)
-    return plain_error(500, "Something went wrong in the server.")
+    return plain_error(500, UNEXPECTED)

@@ -75,11 +75,11 @@ def _prompts(prompt: Any) -> list[dict[str, Any]]:
         raise InvalidRequest("prompt is missing.", "prompt")
     if isinstance(prompt, str):
         return [{"text": prompt}]
-    if not isinstance(prompt, list) or not prompt:
+    if not isinstance(prompt, list):
         raise InvalidRequest(
             "prompt must be a text, a list of token ids, or lists of these.", "prompt"
         )
-    if isinstance(prompt[0], str | list):
+    if prompt and isinstance(prompt[0], str | list):
         if len(prompt) > MAX_PROMPTS:
             raise InvalidRequest(f"prompt must have at most {MAX_PROMPTS} elements.", "prompt")
         return [_one_prompt(element) for element in prompt]

@@ -12,7 +12,7 @@ from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-unty
 from grpc_status import rpc_status
 
 from cadenza.service.detokenizer import encodable
-from cadenza.service.errors import GenerationFailed, RequestError, status_of
+from cadenza.service.errors import UNEXPECTED, GenerationFailed, RequestError, status_of
 from cadenza.service.rpc.codec import field_path
 from cadenza.v1 import generation_pb2 as pb
 
@@ -59,7 +59,7 @@ def cancelled(request_id: str) -> pb.Event:
 
 def internal_error() -> RequestError:
     """What a client is told of an exception that nobody expected: nothing of its text."""
-    return GenerationFailed("internal error", retryable=False)
+    return GenerationFailed(UNEXPECTED, retryable=False)
 
 
 def to_proto(error: RequestError) -> status_pb2.Status:
@@ -78,12 +78,7 @@ def to_proto(error: RequestError) -> status_pb2.Status:
 
 
 def code_of(error: RequestError) -> grpc.StatusCode:
-    """The code of `errors.status_of`, but UNAVAILABLE for a generation that may be tried again.
-
-    HTTP can say so in the error's body; gRPC clients decide by the code alone.
-    """
-    if isinstance(error, GenerationFailed) and error.retryable:
-        return grpc.StatusCode.UNAVAILABLE
+    """The code of `errors.status_of`."""
     return grpc.StatusCode[status_of(error).grpc]
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import uvicorn.server
 import uvloop
 
 from cadenza.policies.builtin import BUILTIN
@@ -59,6 +62,17 @@ OpenFront = Callable[..., AbstractAsyncContextManager[Front]]
 def run() -> Callable[[Coroutine[Any, Any, Any]], Any]:
     """Run one coroutine on the loop that the service uses."""
     return uvloop.run
+
+
+@pytest.fixture
+def hasty_uvicorn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """uvicorn looks every 0.1 s for a reason to stop, and twice more until it has; here oftener."""
+
+    async def sleep(seconds: float) -> None:
+        await asyncio.sleep(seconds / 50)
+
+    impatient = SimpleNamespace(**{**vars(asyncio), "sleep": sleep})
+    monkeypatch.setattr(uvicorn.server, "asyncio", impatient)
 
 
 @pytest.fixture

@@ -139,6 +139,8 @@ class FakeEngine(asyncio.Protocol):
         self.send(Failed(message, request))
 
     def die(self) -> None:
+        self.running.clear()
+        self.waiting.clear()
         if self._transport is not None:
             self._transport.abort()
 

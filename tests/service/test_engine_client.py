@@ -132,7 +132,7 @@ def test_a_row_that_raises_fails_alone(run, open_front, monkeypatch, method, on_
             assert front.client.is_serving
             assert {log["event"] for log in logs} >= {"row_failed"}
             if on_failed is None:
-                with pytest.raises(GenerationFailed, match="internal error") as caught:
+                with pytest.raises(GenerationFailed, match="Something went wrong") as caught:
                     [batch async for batch in bad]
                 assert not caught.value.retryable
 

@@ -8,13 +8,11 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import openai
 import pytest
-import uvicorn.server
 
 from cadenza.service.admin import Admin, AdminAccess
 from cadenza.service.http import HttpServer, build_app
@@ -79,7 +77,7 @@ class Served:
 _DOCUMENT = Document(document("1", Limits(), with_admin=True))
 
 
-async def _check(response: httpx.Response) -> None:
+async def check_documented(response: httpx.Response) -> None:
     """Every answer of every test is what the OpenAPI document says."""
     method, path = response.request.method, response.request.url.path
     status = str(response.status_code)
@@ -109,19 +107,8 @@ def request_bytes(path: str, body: dict[str, Any]) -> bytes:
 OpenServed = Callable[..., AbstractAsyncContextManager[Served]]
 
 
-@pytest.fixture(autouse=True)
-def _stops_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """uvicorn looks every 0.1 s for a reason to stop, and twice more until it has; here oftener."""
-
-    async def sleep(seconds: float) -> None:
-        await asyncio.sleep(seconds / 50)
-
-    impatient = SimpleNamespace(**{**vars(asyncio), "sleep": sleep})
-    monkeypatch.setattr(uvicorn.server, "asyncio", impatient)
-
-
 @pytest.fixture
-def serve(open_front) -> OpenServed:
+def serve(open_front, hasty_uvicorn: None) -> OpenServed:
     @asynccontextmanager
     async def served(
         *,
@@ -146,7 +133,7 @@ def serve(open_front) -> OpenServed:
             async with httpx.AsyncClient(
                 base_url=f"http://127.0.0.1:{port}",
                 timeout=10,
-                event_hooks={"response": [_check]},
+                event_hooks={"response": [check_documented]},
             ) as http:
                 try:
                     yield Served(front, app, server, http, port)

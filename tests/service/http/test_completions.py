@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from cadenza.wire.arrays import view_ids
+from dataclasses import replace
+
+from cadenza.service import validation
+from cadenza.service.http.completions import Completions
+from cadenza.wire.arrays import pack_ids, view_ids
 
 COMPLETIONS = "/v1/completions"
 
@@ -143,5 +147,42 @@ def test_a_call_with_one_wrong_prompt_starts_none(run, serve):
             assert (await served.http.post(COMPLETIONS, json=body)).status_code == 400
             assert served.front.engine.submits() == []
             assert served.front.is_clean()
+
+    run(main())
+
+
+def test_what_all_prompts_of_a_call_have_in_common_is_looked_at_once(run, open_front, monkeypatch):
+    """A list of allowed ids may be as long as the vocabulary, and a call have 64 prompts."""
+    seen = []
+    checked = validation.constraints
+
+    def counted(request, *args):
+        seen.append(request)
+        return checked(request, *args)
+
+    monkeypatch.setattr(validation, "constraints", counted)
+
+    async def main():
+        async with open_front() as front:
+            body = {
+                "prompt": [[5], [6], [7]],
+                "allowed_token_ids": [7, 5],
+                "temperature": 0.5,
+                "max_tokens": 1,
+            }
+            requests = Completions().parse(body).requests
+            for generation in await front.generator.submit_all(requests):
+                assert [batch async for batch in generation]
+            submits = front.engine.submits()
+            assert len(seen) == 1
+            assert [view_ids(submit.prompt).tolist() for submit in submits] == [[5], [6], [7]]
+            assert {submit.sampling.temperature for submit in submits} == {0.5}
+            assert {submit.sampling.allowed_ids for submit in submits} == {pack_ids([5, 7])}
+            assert len({submit.sampling.seed for submit in submits}) == 3
+            other = replace(requests[1], temperature=0.25)
+            for generation in await front.generator.submit_all([requests[0], other]):
+                assert [batch async for batch in generation]
+            temperatures = [each.sampling.temperature for each in front.engine.submits()[3:]]
+            assert temperatures == [0.5, 0.25]
 
     run(main())

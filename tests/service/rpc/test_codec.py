@@ -304,13 +304,6 @@ def test_a_penalty_out_of_its_range_is_refused_by_its_name(field, value):
     assert field in caught.value.message
 
 
-def test_penalties_that_are_not_set_are_off():
-    sampling = check(codec.to_request(pb.GenerationInput(text="hi")), Limits(), READY).sampling
-
-    assert sampling.presence_penalty == sampling.frequency_penalty == 0.0
-    assert sampling.repetition_penalty == 1.0
-
-
 def test_repeated_fields_have_a_number_that_limits_can_be_held_against():
     message = pb.GenerationInput(stop=["a"] * 99, chat=pb.Chat(messages=[pb.ChatMessage()] * 9))
     request = codec.to_request(message)

@@ -171,7 +171,7 @@ async def test_an_unexpected_exception_is_logged_and_not_told(generator, serve, 
             error = await failure(served.stub.Generate(request_of("hi")))
 
     assert error.code() is grpc.StatusCode.INTERNAL
-    assert error.details() == "internal error"
+    assert error.details() == "Something went wrong in the server."
     assert [log["event"] for log in logs] == ["call_failed"]
 
 

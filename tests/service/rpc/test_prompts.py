@@ -5,9 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import grpc
-import pytest
-
 from cadenza.v1 import generation_pb2 as pb
 from cadenza.v1.generation_pb2_grpc import GenerationServiceStub
 
@@ -68,33 +65,5 @@ def test_prompt_logprobs_come_once_before_all_tokens(run, serve_front):
             assert not positions[0].top
             assert [token.rank for token in positions[-1].top] == [1, 2]
             assert math.isclose(positions[-1].sampled.logprob, -(num - 1))
-
-    run(main())
-
-
-def test_a_prompt_is_scored_alone(run, serve_front):
-    async def main():
-        async with serve_front() as (_, stub):
-            events = await ask(stub, token_ids=ids(9, 8, 7), prompt_logprobs=0, max_tokens=0)
-            kinds = [event.WhichOneof("event") for event in events]
-
-            assert "tokens" not in kinds
-            [scored] = [
-                event.prompt_logprobs for event in events if event.HasField("prompt_logprobs")
-            ]
-            assert len(scored.logprobs) == 3
-            [end] = of_kind(events, "choice_finished")
-            assert (end.reason, end.completion_tokens) == (pb.FINISH_REASON_LENGTH, 0)
-
-    run(main())
-
-
-def test_a_call_for_too_many_log_probabilities_is_refused(run, serve_front):
-    async def main():
-        async with serve_front(max_model_len=100_000) as (front, stub):
-            with pytest.raises(grpc.aio.AioRpcError) as error:
-                await ask(stub, token_ids=ids(5), logprobs=20)
-            assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-            assert front.engine.submits() == []
 
     run(main())

@@ -465,7 +465,7 @@ async def test_an_unexpected_exception_fails_its_request_and_is_not_told(generat
             await task
 
     assert client.events_of("a")[0].failed.code == INTERNAL
-    assert client.events_of("a")[0].failed.message == "internal error"
+    assert client.events_of("a")[0].failed.message == "Something went wrong in the server."
     assert client.kinds_of("b")[-1] == "finished"
     assert [log["event"] for log in logs] == ["request_failed"]
 

@@ -58,7 +58,9 @@ def test_an_unexpected_error_tells_nothing():
     error = status.internal_error()
 
     assert isinstance(error, RequestError)
-    assert status.failed("a", error).failed == pb.Failed(code=13, message="internal error")
+    assert status.failed("a", error).failed == pb.Failed(
+        code=13, message="Something went wrong in the server."
+    )
 
 
 def test_every_method_of_the_service_is_served():
