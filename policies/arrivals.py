@@ -6,8 +6,8 @@ Read-only like `policies.views`, and not to be kept either.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -126,6 +126,8 @@ class ServiceView:
     free_blocks: int  # free or cached and unheld
     total_blocks: int
     block_size: int  # tokens
+    # Numbers of the tenants of whom somebody waits, or did lately, by their names
+    tenants: Mapping[str, int] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
+from types import MappingProxyType
 
 NO_TENANT = 0
 MAX_IDLE = 1024  # tenants remembered without a row; a returning one is charged on
@@ -20,6 +22,7 @@ class Tenants:
         self._names: list[str] = [""]  # by number
         self._rows: list[int] = [0]  # by number
         self._idle: OrderedDict[int, None] = OrderedDict()  # numbers without a row, longest first
+        self.numbers: Mapping[str, int] = MappingProxyType(self._numbers)  # by name, as they change
 
     def enter(self, name: str) -> int:
         """The number of the tenant of one more row; NO_TENANT if it has no name."""

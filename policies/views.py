@@ -7,7 +7,7 @@ its memory, or on its base, can be set back.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
@@ -97,7 +97,7 @@ class RequestColumns(Columns):
         """Whom the request counts for: a small number a tenant; 0: nobody in particular.
 
         A tenant keeps its number while it has requests, and for long after; in the end it may be
-        another's.
+        another's. `StepView.tenants` has the numbers by name.
         """
         return self._gather("tenant")
 
@@ -275,6 +275,8 @@ class StepView:
     context_s: float = 0.0  # seconds for each token that decodes read again, as measured; or 0
     fixed_s: float = 0.0  # seconds that a step takes whatever it computes, as measured; 0: unknown
     step_s: float = 0.0  # mean seconds of the forward passes of late; 0: unknown
+    # Numbers of the tenants that are here or were lately, by their names
+    tenants: Mapping[str, int] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,6 +92,7 @@ class Stores:
             context_s=self.costs.context_s,
             fixed_s=self.costs.fixed_s,
             step_s=self.costs.step_s,
+            tenants=self.table.tenants,
         )
 
     def rank_evictions(self, now_s: float) -> None:

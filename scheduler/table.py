@@ -49,6 +49,7 @@ class RequestTable(Columns):
         self.num_several = 0  # rows that stand for several choices
         self.may_share_tails = False  # whether any row has `shares_tail`
         self._tenants = Tenants()
+        self.tenants = self._tenants.numbers  # by name
         self._cold: dict[int, Request] = {}
         self._row_of: dict[int, int] = {}  # by choice
         self._free_rows: list[int] = []

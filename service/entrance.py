@@ -154,6 +154,7 @@ class Entrance:
             free_blocks=counters.free_blocks + counters.cached_blocks,
             total_blocks=limits.num_blocks,
             block_size=limits.block_size,
+            tenants=self.queue.tenants.numbers,
         )
 
     def _refused(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -144,6 +144,8 @@ def _encoded(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
         fields = dataclasses.fields(value)
         return {each.name: _encoded(getattr(value, each.name)) for each in fields}
+    if isinstance(value, Mapping):
+        return dict(value)
     if isinstance(value, np.ndarray):
         return [_encoded(each) for each in value.tolist()]
     if isinstance(value, float) and not np.isfinite(value):

@@ -43,6 +43,21 @@ def test_targets_tenants_and_predictions_are_seen_as_they_came():
     assert view.predicted_tokens.tolist() == [7] * 4
 
 
+def test_a_step_has_the_tenants_numbers_by_name():
+    driver = Driver()
+    stores = driver.scheduler._stores
+    assert stores.view(0.0).tenants == {}
+    for request, tenant in enumerate(("acme", "", "globex")):
+        driver.add(request, [1, 2], tenant=tenant)
+    view = seen(driver, 0, 1, 2)
+    tenants = stores.view(0.0).tenants
+
+    assert view.tenant.tolist() == [tenants["acme"], 0, tenants["globex"]]
+    with pytest.raises(TypeError):
+        tenants["acme"] = 7  # type: ignore[index]
+    assert hash(stores.view(0.0)) == hash(stores.view(0.0))
+
+
 def test_choices_are_of_the_tenant_of_their_request_until_the_last_has_left():
     driver = Driver()
     driver.add(0, [1, 2], max_tokens=3, n=3, tenant="a", ignore_eos=True)

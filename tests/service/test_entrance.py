@@ -185,6 +185,7 @@ def test_a_policy_sees_what_waits_and_the_newcomer_last():
     service = scores.service
     assert (service.queued, service.max_queued, service.queued_tokens) == (4, 5, 11)
     assert (service.now_s, service.total_blocks, service.block_size) == (1003.0, 64, 16)
+    assert service.tenants == {"a": 1, "b": 2}
 
 
 def test_a_prompt_is_estimated_until_it_is_encoded():

@@ -85,6 +85,7 @@ def test_a_file_holds_all_of_it(tmp_path: Path):
                     assert np.array_equal(here, there), column
             else:
                 assert str(argument) == str(now.arguments[name])
+    assert any(each.arguments["step"].tenants == {"a": 1} for each in read_recording(file))
     lines = file.read_text().splitlines()
     assert json.loads(lines[0])["format"] == "cadenza-decisions"
     assert "Infinity" not in lines[1]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from cadenza_policy_weighted_tenants import WeightedTenants
@@ -10,7 +12,7 @@ from cadenza.policies import RequestColumns
 from cadenza.policies.discovery import discover
 from cadenza.testing import Driver, PolicyConformance, request_columns, step_view
 
-STEP = step_view()  # the policy does not look at it
+STEP = step_view()
 
 
 class TestConformance(PolicyConformance):
@@ -26,7 +28,7 @@ def waiting(tenants: dict[int, int], admitted: tuple[int, ...] = ()) -> RequestC
     )
 
 
-def policy(**options: float) -> WeightedTenants:
+def policy(**options: Any) -> WeightedTenants:
     return WeightedTenants(WeightedTenants.Options(**options))
 
 
@@ -57,15 +59,28 @@ def test_who_was_preempted_goes_first():
     assert scores.tolist() == [1, 0]
 
 
+def test_favoured_tenants_weigh_more_whatever_their_numbers_are_now():
+    mine = policy(favoured="acme,globex", favoured_weight=2.0)
+
+    scores = mine.order_admissions(waiting({0: 1, 1: 2, 2: 2}), step_view(tenants={"acme": 2}))
+    assert scores.tolist() == [1, 0.5, 1]
+
+    scores = mine.order_admissions(waiting({3: 2}), step_view(tenants={"globex": 1, "other": 2}))
+    assert scores.tolist() == [2]
+
+
+@pytest.mark.parametrize("name", ["anonymous_weight", "favoured_weight"])
 @pytest.mark.parametrize("weight", [0.0, -1.0, float("inf"), float("nan")])
-def test_a_weight_is_above_nothing_and_finite(weight: float):
-    with pytest.raises(ValueError, match="anonymous_weight"):
-        WeightedTenants.Options(anonymous_weight=weight)
+def test_a_weight_is_above_nothing_and_finite(name: str, weight: float):
+    with pytest.raises(ValueError, match=name):
+        WeightedTenants.Options(**{name: weight})
 
 
-def admitted(chosen: dict[str, str]) -> list[int]:
+def admitted(chosen: dict[str, str], **options: Any) -> list[int]:
     """Who is admitted, in order, of four requests of tenant a, one of nobody, and two of b."""
-    driver = Driver(discover(allowed=["weighted-tenants"]).profile(chosen), max_num_seqs=1)
+    library = discover(allowed=["weighted-tenants"])
+    given = {"weighted-tenants": options} if options else {}
+    driver = Driver(library.profile(chosen, given), max_num_seqs=1)
     for request, tenant in enumerate(["a", "a", "a", "a", "", "b", "b"]):
         driver.add(request, [1, 2, 3], max_tokens=1, tenant=tenant)
     driver.run()
@@ -74,4 +89,6 @@ def admitted(chosen: dict[str, str]) -> list[int]:
 
 def test_installed_and_chosen_it_decides_the_order():
     assert admitted({}) == [0, 1, 2, 3, 4, 5, 6]
-    assert admitted({"order_admissions": "weighted-tenants"}) == [0, 5, 1, 6, 2, 3, 4]
+    chosen = {"order_admissions": "weighted-tenants"}
+    assert admitted(chosen) == [0, 5, 1, 6, 2, 3, 4]
+    assert admitted(chosen, favoured="b") == [5, 6, 0, 1, 2, 3, 4]
