@@ -5,6 +5,7 @@
 #   make check        linters, strict types, protos linted and current
 #   make test-extra   slower tests, bounded
 #   make soak         random lives of the scheduler, for ever; SEED=17 begins with that one
+#   make soak-grpc    random and hostile calls over gRPC, likewise
 #   make bench-startup, make bench-front, make bench-decode
 #   make bench-policies   how long streams stand still under hostile policies
 #   make bench-orders     hit rates and times to first token under each order of admission
@@ -31,7 +32,7 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet
 FOLDERS := checkpoints cli engine kernels policies scheduler service testing wire
 PACKAGES := $(FOLDERS) protos/cadenza/v1
 
-.PHONY: serve test check test-extra soak protos install install-dev bench-startup bench-front \
+.PHONY: serve test check test-extra soak soak-grpc protos install install-dev bench-startup bench-front \
 	bench-decode bench-orders bench-policies bench-scheduler clean
 
 serve: install
@@ -48,6 +49,9 @@ test-gpu: install-dev
 
 soak: install-dev
 	PYTHONPATH=. $(PYTHON) -m tests.scheduler.soak $(SEED)
+
+soak-grpc: install-dev
+	PYTHONPATH=. $(PYTHON) -m tests.service.rpc.soak $(SEED)
 
 check: install-dev
 	$(VENV)/bin/ruff format --check .

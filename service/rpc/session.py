@@ -33,6 +33,7 @@ MAX_REQUEST_ID_CHARS = 128
 # Messages about running requests that one stream has under way to the engine. A client may grant
 # credit to every request after every step, twice; the engine works off so many in 1 ms.
 MAX_UNHANDLED = 2 * MAX_LIVE
+UNLIMITED = 1 << 32  # tokens; no context has so many
 MAX_ENDED = 4 * MAX_LIVE  # names remembered: an end may pass an action on its way
 # Requests stop being read while this much waits for the client. At 50 bytes a token it holds 20
 # steps of 256 requests: enough to never stall a client that reads, little for one that does not.
@@ -111,6 +112,8 @@ class Session:
             if self._num_unhandled >= MAX_UNHANDLED:
                 await self._generator.caught_up()
                 self._num_unhandled = 0
+        for live in self._live.values():  # else they would wait for credit that cannot come
+            live.control.grant(UNLIMITED)
 
     def _act(self, request: pb.SessionRequest, tasks: asyncio.TaskGroup) -> None:
         match request.WhichOneof("action"):

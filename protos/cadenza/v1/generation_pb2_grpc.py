@@ -74,7 +74,7 @@ class GenerationServiceServicer:
 
         Every request gets exactly one terminal event, `finished` or `failed`; failures of one request
         are events and leave the stream open. Closing the sending side lets all live requests finish,
-        then the stream ends with OK. Cancelling the call cancels all its requests. A server that stops
+        parked ones without further credit, then the stream ends with OK. Cancelling the call cancels all its requests. A server that stops
         refuses further requests, finishes the live ones within its grace period, and ends the stream
         with UNAVAILABLE.
 

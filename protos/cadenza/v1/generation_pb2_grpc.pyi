@@ -40,7 +40,7 @@ class GenerationServiceStub:
 
     Every request gets exactly one terminal event, `finished` or `failed`; failures of one request
     are events and leave the stream open. Closing the sending side lets all live requests finish,
-    then the stream ends with OK. Cancelling the call cancels all its requests. A server that stops
+    parked ones without further credit, then the stream ends with OK. Cancelling the call cancels all its requests. A server that stops
     refuses further requests, finishes the live ones within its grace period, and ends the stream
     with UNAVAILABLE.
 
@@ -82,7 +82,7 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Every request gets exactly one terminal event, `finished` or `failed`; failures of one request
         are events and leave the stream open. Closing the sending side lets all live requests finish,
-        then the stream ends with OK. Cancelling the call cancels all its requests. A server that stops
+        parked ones without further credit, then the stream ends with OK. Cancelling the call cancels all its requests. A server that stops
         refuses further requests, finishes the live ones within its grace period, and ends the stream
         with UNAVAILABLE.
 

@@ -370,6 +370,51 @@ async def test_a_client_that_floods_a_request_waits_for_the_engine(generator, su
         await task
 
 
+async def test_a_half_close_lifts_credit_that_nobody_could_grant(generator, submit_of):
+    """Parked requests would hold the stream, and their memory, for ever."""
+    async with open_session(generator) as (_, client, task):
+        limited = submit_of("a")
+        limited.submit.credit = 1
+        client.send(limited, submit_of("b"))
+        await settle()
+        assert generator.generations["a"].controls == []
+        client.half_close()
+        await settle()
+        assert not task.done()
+        [(action, tokens)] = generator.generations["a"].controls
+
+        assert action == "credit"
+        assert tokens > 2**31
+        for name in "ab":
+            generator.generations[name].say("x")
+        await task
+    assert client.num_terminals == {"a": 1, "b": 1}
+
+
+async def test_a_half_close_lifts_the_credit_of_what_has_not_begun(
+    generator, submit_of, monkeypatch
+):
+    admitted, submit = asyncio.Event(), generator.submit
+
+    async def slow(request, control):
+        await admitted.wait()
+        return await submit(request, control)
+
+    monkeypatch.setattr(generator, "submit", slow)
+    async with open_session(generator) as (_, client, task):
+        limited = submit_of("a")
+        limited.submit.credit = 0
+        client.send(limited)
+        client.half_close()
+        await settle()
+        admitted.set()
+        await settle()
+        [(action, _)] = generator.generations["a"].controls
+        assert action == "credit"
+        generator.generations["a"].say("x")
+        await task
+
+
 async def test_a_submit_says_its_time_and_its_credit(generator, submit_of):
     timed, free = submit_of("a"), submit_of("b")
     timed.submit.timeout.FromMilliseconds(1500)

@@ -1,0 +1,321 @@
+"""Random and hostile calls, and what must hold of their answers.
+
+The service is the real one but for the model: generator, engine loop, scheduler (whose invariants
+are checked now and then) and a runner that computes hashes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+
+from cadenza.engine.channel import Channel, ChannelClosed
+from cadenza.engine.loop import EngineLoop
+from cadenza.engine.policies import EnginePolicies
+from cadenza.service.engine_client import EngineClient
+from cadenza.service.generator import Generator
+from cadenza.service.rpc import GrpcServer
+from cadenza.testing import Driver, fake_runner
+from cadenza.v1 import generation_pb2 as pb
+from cadenza.v1.generation_pb2_grpc import GenerationServiceStub
+from cadenza.wire.messages import PolicyConfig, Ready
+from tests.service.byte_tokenizer import make_tokenizer
+from tests.service.rpc.fuzzer import Fuzzer
+
+MAX_MODEL_LEN = 64
+CHECK_EVERY = 7  # steps
+LIMIT_S = 30.0  # for one call; whatever takes longer hangs
+
+TERMINALS = ("finished", "failed")
+# Of a call, or in band. Neither INTERNAL nor UNKNOWN, and UNAVAILABLE while nothing is wrong here.
+ALLOWED = {
+    grpc.StatusCode[name].value[0]
+    for name in (
+        "OK",
+        "CANCELLED",
+        "INVALID_ARGUMENT",
+        "NOT_FOUND",
+        "RESOURCE_EXHAUSTED",
+        "DEADLINE_EXCEEDED",
+    )
+}
+
+
+class Service:
+    """A server under test, and a client's calls to it."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self.seen: Counter[str] = Counter()
+        self._stub = GenerationServiceStub(channel)
+        self._raw = channel
+
+    async def reference(self) -> list[tuple[int, str, list[int]]]:
+        """What a few usual requests are answered, choice by choice: always the same."""
+        answers = []
+        for text in ("hello wall", "x" * 40):
+            given = pb.GenerationInput(text=text, n=2, max_tokens=12)
+            async with asyncio.timeout(LIMIT_S):
+                call = self._stub.Generate(pb.GenerateRequest(input=given))
+                events = [event async for response in call for event in response.events]
+            for choice in range(2):
+                tokens = [event.tokens for event in events if event.HasField("tokens")]
+                mine = [part for part in tokens if part.choice == choice]
+                ids = [token for part in mine for token in part.token_ids]
+                answers.append((choice, "".join(part.text for part in mine), ids))
+        return answers
+
+    async def generate(self, seed: int) -> None:
+        """One Generate, whole or given up."""
+        fuzzer = Fuzzer(seed)
+        encoded = fuzzer.message(pb.GenerateRequest).SerializeToString()
+        if fuzzer.chance.random() < 0.1:
+            encoded = fuzzer.garbled(encoded)
+        timeout_s = fuzzer.chance.choice((None, None, None, None, None, 0.002, 5.0))
+        call = self._raw.unary_stream(
+            "/cadenza.v1.GenerationService/Generate",
+            response_deserializer=pb.GenerateResponse.FromString,
+        )(encoded, timeout=timeout_s)
+        gives_up = fuzzer.chance.random() < 0.1
+        events: list[pb.Event] = []
+        async with asyncio.timeout(LIMIT_S):
+            while (response := await _read(call)) is not None:
+                events += response.events
+                if gives_up:
+                    call.cancel()
+            code = await call.code()
+        self.seen[code.name] += 1
+        assert code.value[0] in ALLOWED, f"{code}: {await call.details()}"
+        assert all(event.request_id == "" for event in events)
+        assert not any(event.HasField("failed") for event in events)
+        if code is grpc.StatusCode.OK:
+            _check_life(events)
+
+    async def session(self, seed: int) -> None:
+        """One Session of some actions: to its end, or given up."""
+        fuzzer = Fuzzer(seed)
+        call = self._raw.stream_stream(
+            "/cadenza.v1.GenerationService/Session",
+            response_deserializer=pb.SessionResponse.FromString,
+        )()
+        actions = [fuzzer.message(pb.SessionRequest) for _ in range(fuzzer.chance.randint(0, 16))]
+        spoils = fuzzer.chance.random() < 0.1
+        gives_up = fuzzer.chance.random() < 0.1
+        reading = asyncio.create_task(_read_all(call))
+        async with asyncio.timeout(LIMIT_S):
+            try:
+                for action in actions:
+                    await call.write(action.SerializeToString())
+                    await asyncio.sleep(0 if fuzzer.chance.random() < 0.8 else 0.003)
+                if spoils:
+                    await call.write(
+                        fuzzer.garbled(actions[-1].SerializeToString() if actions else b"")
+                    )
+                if gives_up:
+                    call.cancel()
+                else:
+                    await call.done_writing()
+            except (grpc.aio.AioRpcError, asyncio.InvalidStateError, asyncio.CancelledError):
+                if not (spoils or gives_up):
+                    raise
+            events = await reading
+            code = await call.code()
+        self.seen[f"session {code.name}"] += 1
+        wanted = {grpc.StatusCode.OK}
+        wanted |= {grpc.StatusCode.INVALID_ARGUMENT} if spoils else set()
+        wanted |= {grpc.StatusCode.CANCELLED} if gives_up else set()
+        assert code in wanted, f"{code}: {await call.details()}"
+        self._check_session(actions, events, whole=not (spoils or gives_up))
+
+    def _check_session(
+        self, actions: list[pb.SessionRequest], events: list[pb.Event], *, whole: bool
+    ) -> None:
+        lives: dict[str, list[pb.Event]] = {}
+        for event in events:
+            if event.HasField("finished"):
+                self.seen["finished"] += 1
+            if event.HasField("failed"):
+                self.seen[f"failed {event.failed.code}"] += 1
+                assert event.failed.code in ALLOWED, event
+                assert event.failed.message, event
+            if not event.request_id:
+                assert event.HasField("failed"), event
+                continue
+            life = lives.setdefault(event.request_id, [])
+            life.append(event)
+            if event.WhichOneof("event") in TERMINALS:
+                _check_life(lives.pop(event.request_id))
+        if whole:
+            assert not lives, f"without an end: {[*lives]}"
+            begun = [action for action in actions if action.WhichOneof("action") in _BEGINNING]
+            ends = [event for event in events if event.WhichOneof("event") in TERMINALS]
+            assert len(ends) >= len(begun)
+
+
+_BEGINNING = ("submit", "append")
+
+
+def _check_life(events: list[pb.Event]) -> None:
+    """Accepted, then what happens to its choices, then one end; or it fails at once."""
+    kinds = [event.WhichOneof("event") for event in events]
+    if kinds == ["failed"]:
+        return
+    assert kinds[0] == "accepted", kinds
+    assert [kind in TERMINALS for kind in kinds] == [False] * (len(kinds) - 1) + [True], kinds
+    ended = [event.choice_finished for event in events if event.HasField("choice_finished")]
+    told = Counter[int]()
+    for event in events:
+        if event.HasField("tokens"):
+            told[event.tokens.choice] += len(event.tokens.token_ids)
+    for end in ended:
+        assert told[end.choice] == end.completion_tokens
+    if kinds[-1] == "finished":
+        num = events[0].accepted.num_choices
+        assert sorted(end.choice for end in ended) == [*range(num)]
+        usage = events[-1].finished.usage
+        assert usage.completion_tokens == told.total()
+        assert usage.prompt_tokens == events[0].accepted.prompt_tokens
+
+
+async def _read(call: Any) -> Any:
+    try:
+        response = await call.read()
+    except grpc.aio.AioRpcError:
+        return None
+    except asyncio.CancelledError:
+        if call.cancelled():
+            return None
+        raise
+    return None if response is grpc.aio.EOF else response
+
+
+async def _read_all(call: Any) -> list[pb.Event]:
+    events: list[pb.Event] = []
+    while (response := await _read(call)) is not None:
+        events += response.events
+    return events
+
+
+class _CheckedLoop:
+    """An engine's loop in a thread, whose scheduler is checked now and then."""
+
+    def __init__(self, sock: socket.socket, driver: Driver, ready: Ready) -> None:
+        self.error: BaseException | None = None
+        channel = Channel(sock)
+        channel.send(ready)
+        scheduler, step = driver.scheduler, driver.scheduler.step
+
+        def checked(*arguments: Any) -> Any:
+            result = step(*arguments)
+            if scheduler.statistics().steps % CHECK_EVERY == 0:
+                scheduler.check_invariants()
+            return result
+
+        scheduler.step = checked  # type: ignore[method-assign]
+        policies = EnginePolicies(PolicyConfig())
+        self._loop = EngineLoop(channel, scheduler, driver.runner, {}, policies)
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._loop.run()
+        except ChannelClosed:
+            pass
+        except BaseException as error:
+            self.error = error
+            raise
+
+    def join(self) -> None:
+        self._thread.join(10)
+        assert not self._thread.is_alive()
+        if self.error is not None:
+            raise self.error
+
+
+@asynccontextmanager
+async def serve_scheduler() -> AsyncIterator[Service]:
+    """A service whose scheduler is real, under pressure: few blocks, few seats, small steps."""
+    tokenizer = make_tokenizer()
+    usual_vocabulary, fake_runner.VOCABULARY = fake_runner.VOCABULARY, 250
+    limits = {
+        "num_blocks": 32,
+        "block_size": 4,
+        "max_model_len": MAX_MODEL_LEN,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 32,
+    }
+    driver = Driver(**limits, eos_token_ids=frozenset({tokenizer.vocab_size - 1}))
+    ready = Ready(
+        **limits,
+        vocab_size=tokenizer.vocab_size,
+        eos_token_ids=(tokenizer.vocab_size - 1,),
+        num_host_blocks=0,
+        device="cpu",
+        dtype="float32",
+        load_s=0.0,
+    )
+    ours, theirs = socket.socketpair()
+    loop = _CheckedLoop(theirs, driver, ready)
+    client = await EngineClient.connect(ours)
+    generator = Generator(client, tokenizer, model_names=["tiny"])
+    server = GrpcServer(generator, port=0)
+    try:
+        await client.ready()
+        port = await server.start()
+        try:
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+                yield Service(channel)
+        finally:
+            await server.stop(0)
+        assert generator.num_queued == client.num_rows == 0
+    finally:
+        client.close()
+        await client.lost()
+        generator.close()
+        theirs_error = await asyncio.to_thread(_join, loop)
+        theirs.close()
+        fake_runner.VOCABULARY = usual_vocabulary
+        if theirs_error is not None:
+            raise theirs_error
+
+
+def _join(loop: _CheckedLoop) -> BaseException | None:
+    try:
+        loop.join()
+    except BaseException as error:
+        return error
+    return None
+
+
+async def fuzz(first_seed: int, num: int, at_once: int = 12) -> Counter[str]:
+    """`num` random calls, four Generates to one Session, and a usual request after each batch.
+
+    Raises:
+        AssertionError: something did not hold; a note names the seed of the call.
+    """
+    async with serve_scheduler() as service:
+        expected = await service.reference()
+        for begin in range(first_seed, first_seed + num, at_once):
+            seeds = range(begin, min(begin + at_once, first_seed + num))
+            async with asyncio.TaskGroup() as calls:
+                for seed in seeds:
+                    calls.create_task(_one(service, seed))
+            if (begin - first_seed) // at_once % 8 == 0:
+                assert await service.reference() == expected, f"after the seeds {seeds}"
+        assert await service.reference() == expected
+        return service.seen
+
+
+async def _one(service: Service, seed: int) -> None:
+    try:
+        await (service.session if seed % 5 == 0 else service.generate)(seed)
+    except BaseException as error:
+        error.add_note(f"seed {seed}")
+        raise
