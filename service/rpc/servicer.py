@@ -110,7 +110,10 @@ class GenerationServicer:
         try:
             if self._is_draining:
                 raise EngineUnavailable("the server is stopping")
-            await call()
+            try:
+                await call()
+            finally:
+                await writer.begun()
         except asyncio.CancelledError:
             if not writer.is_stalled:
                 raise
@@ -140,18 +143,39 @@ class _Writer:
         self._context = context
         self._stall_s = stall_s
         self._call = asyncio.current_task()
+        self._first: asyncio.Future[None] | None = None  # write
 
     async def write(self, message: Message) -> None:
         watchdog = asyncio.get_running_loop().call_later(self._stall_s, self._stall)
         try:
-            await self._context.write(message)
+            if self._first is None:
+                self._first = asyncio.ensure_future(self._context.write(message))
+                self._first.add_done_callback(_look)
+                await asyncio.shield(self._first)
+            else:
+                await self._context.write(message)
         finally:
             watchdog.cancel()
+
+    async def begun(self) -> None:
+        """Wait, for a bounded time, until no first write is under way.
+
+        The call's initial metadata goes with it, and until that is known to be sent gRPC would send
+        it again with a status: which fails, and leaves the call open for ever.
+        """
+        if self._first is not None and not self._first.done():
+            await asyncio.wait([self._first], timeout=self._stall_s)
 
     def _stall(self) -> None:
         assert self._call is not None
         self.is_stalled = True
         self._call.cancel()
+
+
+def _look(write: asyncio.Future[None]) -> None:
+    """At how a write has ended that nobody may be waiting for."""
+    if not write.cancelled():
+        write.exception()
 
 
 async def _requests(encoded: AsyncIterator[bytes]) -> AsyncIterator[pb.SessionRequest]:

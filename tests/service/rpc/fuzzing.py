@@ -60,7 +60,7 @@ class Service:
         """What a few usual requests are answered, choice by choice: always the same."""
         answers = []
         for text in ("hello wall", "x" * 40):
-            given = pb.GenerationInput(text=text, n=2, max_tokens=12)
+            given = pb.GenerationInput(text=text, n=2, max_tokens=12, temperature=0.0)
             async with asyncio.timeout(LIMIT_S):
                 call = self._stub.Generate(pb.GenerateRequest(input=given))
                 events = [event async for response in call for event in response.events]
@@ -301,16 +301,21 @@ async def fuzz(first_seed: int, num: int, at_once: int = 12) -> Counter[str]:
         AssertionError: something did not hold; a note names the seed of the call.
     """
     async with serve_scheduler() as service:
-        expected = await service.reference()
-        for begin in range(first_seed, first_seed + num, at_once):
-            seeds = range(begin, min(begin + at_once, first_seed + num))
-            async with asyncio.TaskGroup() as calls:
-                for seed in seeds:
-                    calls.create_task(_one(service, seed))
-            if (begin - first_seed) // at_once % 8 == 0:
-                assert await service.reference() == expected, f"after the seeds {seeds}"
-        assert await service.reference() == expected
+        await call_at_random(service, first_seed, num, at_once)
         return service.seen
+
+
+async def call_at_random(service: Service, first_seed: int, num: int, at_once: int) -> None:
+    """As `fuzz`, of a service that is there."""
+    expected = await service.reference()
+    for begin in range(first_seed, first_seed + num, at_once):
+        seeds = range(begin, min(begin + at_once, first_seed + num))
+        async with asyncio.TaskGroup() as calls:
+            for seed in seeds:
+                calls.create_task(_one(service, seed))
+        if (begin - first_seed) // at_once % 8 == 0:
+            assert await service.reference() == expected, f"after the seeds {seeds}"
+    assert await service.reference() == expected
 
 
 async def _one(service: Service, seed: int) -> None:

@@ -113,6 +113,19 @@ async def test_bytes_that_are_no_message_end_the_session(generator, serve, submi
         assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
+async def test_a_session_that_fails_while_its_first_message_is_being_sent_has_an_end(
+    serve, cancel_of
+):
+    """A status must not be sent then: gRPC would refuse it, and the client wait for ever."""
+    async with serve() as served:
+        for _ in range(30):
+            call = served.channel.stream_stream(f"/{SERVICE}/Session")()
+            await call.write(cancel_of("nobody").SerializeToString())  # is answered
+            await call.write(b"\xff\xff")
+            await call.read()
+            assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
 async def test_an_oversize_message_ends_its_session_alone(generator, serve, submit_of):
     async with serve([("grpc.max_send_message_length", -1)]) as served:
         other = served.stub.Session()
