@@ -1,50 +1,55 @@
-"""Each field of a request shows in what the real model says, alike over HTTP and gRPC."""
+"""Each field of a request shows in what the real model says, alike over every transport."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import asyncio
+from collections.abc import Callable
 from typing import Any
 
-import grpc
 import httpx
 import pytest
 
-from cadenza.v1 import generation_pb2 as pb
-from cadenza.v1.generation_pb2_grpc import GenerationServiceStub
 from tests.e2e.conftest import Served
+from tests.streams import pairs
+from tests.transports import Told, connected
 
 PROMPT = "The capital of France is"
 
 Ask = Callable[..., str]
 
 
-@pytest.fixture(params=["http", "grpc"])
-def ask(server: Served, request: pytest.FixtureRequest) -> Iterator[Ask]:
-    """The text that a prompt is continued with, of at most 8 tokens, greedy."""
-    usual = {"temperature": 0, "max_tokens": 8}
-    if request.param == "http":
-        yield lambda **fields: ask_http(server, {"prompt": PROMPT, **usual, **fields})
-        return
-    with grpc.insecure_channel(server.grpc) as channel:
-        stub = GenerationServiceStub(channel)
-        yield lambda **fields: ask_grpc(stub, {"text": PROMPT, **usual, **fields})
+@pytest.fixture
+def ask(server: Served) -> Ask:
+    """What a prompt is continued with, greedily, by at most 8 tokens; over every transport."""
+
+    def ask(**fields: Any) -> str:
+        [text] = same(server, {"prompt": PROMPT, "temperature": 0, "max_tokens": 8, **fields}).texts
+        return text
+
+    return ask
+
+
+def same(server: Served, fields: dict[str, Any]) -> Told:
+    """The answer to a request that is sent over every transport at once; all must be the same."""
+
+    async def main() -> list[Told]:
+        async with (
+            httpx.AsyncClient(base_url=server.http, timeout=60) as http,
+            connected(http, server.grpc) as transports,
+        ):
+            return await asyncio.gather(*(each.ask(fields) for each in transports))
+
+    first, *others = told = asyncio.run(main())
+    for each in told:
+        assert each.failure is None
+        assert each.usage is not None
+        del each.usage["cached_tokens"]  # by then another may have left them
+    assert others == [first] * 3
+    return first
 
 
 def post(server: Served, path: str, body: dict[str, Any]) -> Any:
     return httpx.post(f"{server.http}{path}", json=body, timeout=60).json()
-
-
-def ask_http(server: Served, body: dict[str, Any]) -> str:
-    answer = post(server, "/v1/completions", body)
-    assert "choices" in answer, answer
-    return str(answer["choices"][0]["text"])
-
-
-def ask_grpc(stub: Any, fields: dict[str, Any]) -> str:
-    if "logit_bias" in fields:
-        fields["logit_bias"] = {int(key): bias for key, bias in fields["logit_bias"].items()}
-    call = stub.Generate(pb.GenerateRequest(input=pb.GenerationInput(**fields)))
-    return "".join(event.tokens.text for response in call for event in response.events)
 
 
 def test_the_model_says_paris_unless_it_may_not(ask: Ask):
@@ -90,21 +95,46 @@ def test_a_truncated_prompt_asks_something_else(ask: Ask):
 
 
 def test_a_chat_goes_on_with_what_the_assistant_said(server: Served):
-    """Over both protocols, and not with a turn of its own."""
+    """And not with a turn of its own."""
     turns = [
         {"role": "user", "content": "What is the capital of France?"},
         {"role": "assistant", "content": "The capital of France is Par"},
     ]
-    body = {"messages": turns, "continue_final_message": True, "temperature": 0, "max_tokens": 8}
-    answer = post(server, "/v1/chat/completions", body)
+    fields = {"messages": turns, "continue_final_message": True, "temperature": 0, "max_tokens": 8}
+    [text] = same(server, fields).texts
+    assert text.startswith("is")
 
-    assert answer["choices"][0]["message"]["content"].startswith("is")
-    chat = pb.Chat(messages=[pb.ChatMessage(**turn) for turn in turns], continue_final_message=True)
-    with grpc.insecure_channel(server.grpc) as channel:
-        said = ask_grpc(
-            GenerationServiceStub(channel), {"chat": chat, "temperature": 0, "max_tokens": 8}
-        )
-    assert said == answer["choices"][0]["message"]["content"]
+
+OPTIONS: dict[str, list[Any]] = {
+    "prompt": [
+        {"prompt": "Repeat: 🐉 漢字 žluťoučký 🐉 漢字 žluťoučký 🐉"},
+        {"messages": [{"role": "user", "content": "Say 🐉 漢字 žluťoučký"}]},
+    ],
+    "n": [None, 3],
+    "stop": [None, ["e", "字"]],
+    "include_stop_str_in_output": [None, True],
+    "logprobs": [None, 0, 3],
+    "echo": [None, True],
+    "settings": [
+        {"temperature": 0, "repetition_penalty": 1.3, "min_tokens": 5},
+        {"temperature": 1.3, "seed": 7, "logit_bias": {"198": 3, "2": -100}},
+        {"temperature": 1, "seed": -8, "presence_penalty": 1, "frequency_penalty": 0.5},
+        {"temperature": 1, "seed": 9, "top_k": 40, "top_p": 0.9, "min_p": 0.01, "ignore_eos": True},
+    ],
+}
+
+
+@pytest.mark.parametrize("given", pairs(OPTIONS), ids=str)
+def test_an_answer_is_the_same_over_every_transport(server: Served, given: dict[str, Any]):
+    """Every two values of different options meet."""
+    fields = {**given, **given["prompt"], **given["settings"], "max_tokens": 16}
+    del fields["settings"]
+    if "messages" in fields:
+        del fields["prompt"]
+    told = same(server, fields)
+    assert len(told.choices) == (given["n"] or 1)
+    if given["logprobs"] is not None:
+        assert all(choice.logprobs for choice in told.choices.values())
 
 
 def test_a_prompt_is_scored_as_the_model_would_have_continued_it(server: Served):

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from tests.e2e.conftest import Served
-from tests.streams import CHAT, COMPLETIONS, assert_alike, body_of, pairs, share
+from tests.streams import CHAT, COMPLETIONS, assert_alike, body_of, share
 
 SETTINGS = [
     {"temperature": 0, "repetition_penalty": 1.3, "min_tokens": 5},
@@ -39,12 +39,6 @@ def check(server: Served, given: dict[str, Any]) -> None:
     events = [part if part == "[DONE]" else json.loads(part) for part in data]
     whole = httpx.post(url, json={**body, "stream_options": None}, timeout=100)
     assert_alike(path, body, events, whole.json())
-
-
-@pytest.mark.parametrize("given", pairs(OPTIONS), ids=lambda given: body_of(given)[0])
-def test_joined_streams_are_the_whole_answer(server: Served, given: dict[str, Any]):
-    """Every two values of different options meet."""
-    check(server, given)
 
 
 @pytest.mark.extra

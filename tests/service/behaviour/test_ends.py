@@ -40,6 +40,7 @@ def alike(told: dict[str, Told], parts: dict[int, str]) -> Failure:
         texts = {index: choice.text for index, choice in each.choices.items() if choice.text}
         assert texts == ({} if name == "json" else parts)
         assert each.usage is None
+        assert all(choice.reason is None for choice in each.choices.values())
     [failure] = failures
     assert failure is not None
     return failure

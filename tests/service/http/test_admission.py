@@ -141,24 +141,6 @@ def test_who_is_shed_gets_503_and_the_newcomer_its_answer(run, serve, path, stre
     run(main())
 
 
-def test_a_less_urgent_newcomer_is_refused_and_nobody_else(run, serve):
-    async def main():
-        async with serve(limits=Limits(max_queued=1), chosen=LEAST_URGENT) as served:
-            engine = served.front.engine
-            engine.auto = False
-            waiting = asyncio.create_task(served.http.post(COMPLETIONS, json=completion()))
-            await engine.until(lambda: bool(engine.waiting))
-
-            refused = await served.http.post(COMPLETIONS, json=completion(priority=1))
-            assert refused.status_code == 503
-            engine.resume()
-            assert (await waiting).status_code == 200
-            assert engine.cancels() == []
-            assert is_clean(served)
-
-    run(main())
-
-
 def test_choices_and_prompts_of_a_call_are_shed_together(run, serve):
     async def main():
         async with serve(limits=Limits(max_queued=6), chosen=LEAST_URGENT) as served:

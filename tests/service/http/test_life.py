@@ -35,31 +35,6 @@ async def metrics_of(served) -> dict[tuple[str, str], float]:
     }
 
 
-@pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("state", ["queued", "running"])
-def test_a_client_that_leaves_is_cancelled(run, serve, stream, state):
-    async def main():
-        async with serve() as served:
-            engine = served.front.engine
-            engine.auto = False
-            body = {**LONG, "stream": stream, "n": 2}
-            reader, writer = await served.raw(COMPLETIONS, body)
-            await engine.until(lambda: len(engine.waiting) == 2)
-            if state == "running":
-                engine.step(3)
-                if stream:
-                    assert b"200" in await reader.readline()
-            writer.close()
-            await engine.until(lambda: len(engine.cancels()) == 2)
-
-            assert served.front.is_clean()
-            assert served.front.generator.metrics.finished["abort"] == 1
-            engine.resume()
-            assert (await served.http.post(COMPLETIONS, json={"prompt": "x"})).status_code == 200
-
-    run(main())
-
-
 def test_a_crowd_of_rude_clients_leaves_nothing(run, serve):
     async def client(served, rng):
         stream = rng.random() < 0.5
@@ -109,20 +84,6 @@ def test_a_client_that_leaves_while_its_prompt_is_encoded_is_forgotten(run, serv
     run(main())
 
 
-def test_a_client_that_leaves_while_the_engine_loads_is_forgotten(run, serve):
-    async def main():
-        async with serve(ready=False) as served:
-            _, writer = await served.raw(COMPLETIONS, LONG)
-            async with asyncio.timeout(10):
-                while not served.front.generator.num_queued:  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
-                writer.close()
-                while served.front.generator.num_queued:  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
-
-    run(main())
-
-
 def test_a_failure_before_the_first_token_is_an_http_error(run, serve):
     async def main():
         async with serve() as served:
@@ -139,47 +100,6 @@ def test_a_failure_before_the_first_token_is_an_http_error(run, serve):
                 assert response.status_code == 500
                 assert response.json()["error"]["message"] == "no luck"
                 assert response.headers["x-should-retry"] == "false"
-
-    run(main())
-
-
-def test_a_failure_in_mid_stream_is_an_event_and_no_done(run, serve):
-    async def main():
-        async with serve() as served:
-            engine = served.front.engine
-            engine.auto = False
-            call = asyncio.create_task(served.events(COMPLETIONS, LONG))
-            await engine.until(lambda: bool(engine.waiting))
-            engine.step(2)
-            engine.fail("no luck", next(iter(engine.running)))
-            events = await call
-
-            assert "[DONE]" not in events
-            assert events[-1]["error"]["message"] == "no luck"
-            assert all(not e["choices"][0]["finish_reason"] for e in events[:-1])
-
-    run(main())
-
-
-def test_a_deadline_in_mid_stream_is_an_event_after_the_text(run, serve):
-    async def main():
-        async with serve() as served:
-            served.front.says("abcdefg")
-            engine = served.front.engine
-            engine.auto = False
-            body = {**LONG, "stop": ["ef!"]}
-            call = asyncio.create_task(served.events(COMPLETIONS, body))
-            await engine.until(lambda: bool(engine.waiting))
-            engine.step(6)
-            engine.expire(*engine.running)
-            engine.step()
-            events = await call
-
-            assert "".join(e["choices"][0]["text"] for e in events[:-1]) == "abcdef"
-            assert events[-1]["error"]["code"] == "deadline_exceeded"
-            assert events[-1]["error"]["type"] == "timeout_error"
-            assert all(not e["choices"][0]["finish_reason"] for e in events[:-1])
-            assert served.front.is_clean()
 
     run(main())
 

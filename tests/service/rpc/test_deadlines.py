@@ -39,38 +39,6 @@ async def test_the_engine_is_told_the_calls_deadline(serve_front, request_of):
         assert before_s + 99 < submit.deadline_s < after_s + 101
 
 
-async def test_the_engine_ends_a_call_with_its_text_and_the_code(serve_front, request_of):
-    async with serve_front() as (front, stub):
-        front.says("abcdef")
-        front.engine.auto = False
-        reading = asyncio.create_task(read(stub.Generate(request_of("hi"), timeout=100)))
-        await front.engine.until(lambda: bool(front.engine.waiting))
-        front.engine.step(4)
-        front.engine.expire(*front.engine.running)
-        front.engine.step()
-
-        assert await reading == ("abcd", grpc.StatusCode.DEADLINE_EXCEEDED)
-        assert front.engine.cancels() == []
-        assert front.is_clean()
-        assert front.generator.is_idle
-
-
-async def test_a_session_is_told_as_an_event(serve_front, submit_of):
-    async with serve_front() as (front, stub):
-        front.engine.auto = False
-        call = stub.Session()
-        await call.write(submit_of("a"))
-        await front.engine.until(lambda: bool(front.engine.waiting))
-        front.engine.expire(*front.engine.waiting)
-        front.engine.step()
-        await call.done_writing()
-        events = [event async for response in call for event in response.events]
-
-        assert events[-1].failed.code == grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
-        assert not events[-1].failed.retryable
-        assert front.is_clean()
-
-
 async def test_a_deadline_that_grpc_notices_first_is_counted_as_one(
     serve_front, request_of, monkeypatch
 ):

@@ -11,11 +11,7 @@ from grpc_status import rpc_status
 from structlog.testing import capture_logs
 
 from cadenza.service.errors import (
-    EngineUnavailable,
-    GenerationFailed,
     InvalidRequest,
-    Overloaded,
-    UnknownModel,
 )
 from cadenza.service.events import Delta, PositionLogprobs, TokenLogprob
 from cadenza.service.tracing import caller
@@ -100,68 +96,6 @@ async def test_a_finished_generation_is_not_cancelled(generator, serve, request_
             pass
 
     assert not generator.generations["hi"].cancelled.is_set()
-
-
-async def test_a_wrong_field_is_named(generator, serve, request_of):
-    generator.errors["hi"] = InvalidRequest("temperature must be at least 0", field="temperature")
-    async with serve() as served:
-        error = await failure(served.stub.Generate(request_of("hi")))
-
-    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert error.details() == "temperature must be at least 0"
-    (bad_request,) = details(error, error_details_pb2.BadRequest)
-    (violation,) = bad_request.field_violations
-    assert violation.field == "input.temperature"
-    assert violation.description == "temperature must be at least 0"
-
-
-async def test_an_unknown_model_is_not_found(generator, serve, request_of):
-    generator.errors["hi"] = UnknownModel("no model 'x' here")
-    async with serve() as served:
-        error = await failure(served.stub.Generate(request_of("hi")))
-
-    assert error.code() is grpc.StatusCode.NOT_FOUND
-
-
-async def test_a_refusal_for_load_says_when_to_retry(generator, serve, request_of):
-    generator.errors["hi"] = Overloaded("the queue is full", retry_after_s=2.5)
-    async with serve() as served:
-        error = await failure(served.stub.Generate(request_of("hi")))
-
-    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert ("grpc-retry-pushback-ms", "2500") in tuple(error.trailing_metadata())
-    (retry,) = details(error, error_details_pb2.RetryInfo)
-    assert retry.retry_delay.ToMilliseconds() == 2500
-
-
-async def test_an_engine_that_is_away_is_unavailable(generator, serve, request_of):
-    generator.errors["hi"] = EngineUnavailable("the engine is starting")
-    async with serve() as served:
-        error = await failure(served.stub.Generate(request_of("hi")))
-
-    assert error.code() is grpc.StatusCode.UNAVAILABLE
-
-
-@pytest.mark.parametrize(
-    ("retryable", "code"),
-    [(True, grpc.StatusCode.UNAVAILABLE), (False, grpc.StatusCode.INTERNAL)],
-)
-async def test_a_failure_after_tokens_is_the_status(generator, serve, request_of, retryable, code):
-    def script(generation):
-        generation.feed(Delta(choice=0, text="Hel", token_ids=[1]))
-        generation.fail(GenerationFailed("the engine was lost", retryable=retryable))
-
-    generator.on_submit = script
-    seen: list[pb.GenerateResponse] = []
-    async with serve() as served:
-        error = await failure(served.stub.Generate(request_of("hi")), seen)
-
-    assert [event.WhichOneof("event") for response in seen for event in response.events] == [
-        "accepted",
-        "tokens",
-    ]
-    assert error.code() is code
-    assert bool(details(error, error_details_pb2.RetryInfo)) is retryable
 
 
 async def test_an_unexpected_exception_is_logged_and_not_told(generator, serve, request_of):
