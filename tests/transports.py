@@ -1,7 +1,8 @@
 """One client of the service over four transports: requests and answers have one form in all.
 
 Fields have the names of `/v1/completions`, or `messages` in place of `prompt`. `tenant`,
-`ttft_target_s` and `tpot_target_s` are gRPC's names of what HTTP says in headers. Log-probabilities
+`ttft_target_s` and `tpot_target_s` are gRPC's names of what HTTP says in headers; `timeout_s` is
+another header, the deadline of a call, or a field of a session's submit. Log-probabilities
 are those that a completion tells: the best by their texts.
 """
 
@@ -11,6 +12,7 @@ import json
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any, Protocol
 
 import grpc
@@ -29,6 +31,7 @@ HEADERS = {
     "tenant": ("x-gateway-inference-fairness-id", str),
     "ttft_target_s": ("x-slo-ttft-ms", lambda seconds: f"{seconds * 1000:.6f}"),
     "tpot_target_s": ("x-slo-tpot-ms", lambda seconds: f"{seconds * 1000:.6f}"),
+    "timeout_s": ("x-request-timeout-ms", lambda seconds: f"{seconds * 1000:.6f}"),
 }
 
 
@@ -259,8 +262,9 @@ class Generate:
         self._stub = stub
 
     async def ask(self, fields: Mapping[str, Any]) -> Told:
-        told = Told()
-        call = self._stub.Generate(pb.GenerateRequest(input=to_input(fields)))
+        told, (given, timeout_s) = Told(), _timeout(fields)
+        request = pb.GenerateRequest(input=to_input(given))
+        call = self._stub.Generate(request, timeout=timeout_s)
         try:
             async for response in call:
                 for event in response.events:
@@ -280,7 +284,10 @@ class InSession:
         self._stub = stub
 
     async def ask(self, fields: Mapping[str, Any]) -> Told:
-        submit = pb.Submit(request_id="q", input=to_input(fields))
+        given, timeout_s = _timeout(fields)
+        submit = pb.Submit(request_id="q", input=to_input(given))
+        if timeout_s is not None:
+            submit.timeout.FromTimedelta(timedelta(seconds=timeout_s))
         stream = self._stub.Session(_only(pb.SessionRequest(submit=submit)))
         told, ended = Told(), False
         async for response in stream:
@@ -290,6 +297,12 @@ class InSession:
                 ended = event.WhichOneof("event") in ("finished", "failed")
         assert ended
         return told
+
+
+def _timeout(fields: Mapping[str, Any]) -> tuple[dict[str, Any], float | None]:
+    """The fields without the timeout, and that."""
+    given = dict(fields)
+    return given, given.pop("timeout_s", None)
 
 
 async def _only(request: pb.SessionRequest) -> AsyncIterator[pb.SessionRequest]:

@@ -20,7 +20,7 @@ from cadenza.service.errors import (
     UnknownPolicy,
     UnknownRequest,
 )
-from cadenza.service.http.wishes import TENANT_HEADER, TPOT_HEADER, TTFT_HEADER
+from cadenza.service.http.wishes import TENANT_HEADER, TIMEOUT_HEADER, TPOT_HEADER, TTFT_HEADER
 
 Errors = tuple[type[RequestError], ...]
 
@@ -61,7 +61,7 @@ def _generation(path: str, summary: str, name: str) -> Operation:
         streams=f"{name}Chunk",
         errors=_GENERATING,
         statuses=_BODY_STATUSES,
-        headers=(TENANT_HEADER, TTFT_HEADER, TPOT_HEADER),
+        headers=(TENANT_HEADER, TTFT_HEADER, TPOT_HEADER, TIMEOUT_HEADER),
     )
 
 

@@ -1,12 +1,14 @@
-"""What headers say about a request: whom it counts for, and how soon its tokens are wanted.
+"""What headers say about a request: whom it counts for, how soon its tokens are wanted, and its end.
 
-The names are those of the Gateway API inference extension. The tenant's is a gateway's word: it is
-believed because there are no API keys here by which to tell a gateway from anybody else.
+The names are those of the Gateway API inference extension, but for the timeout's, which is ours.
+The tenant's is a gateway's word: it is believed because there are no API keys here by which to tell
+a gateway from anybody else.
 """
 
 from __future__ import annotations
 
 import re
+import time
 from typing import Any
 
 from starlette.datastructures import Headers
@@ -16,9 +18,10 @@ from cadenza.service.errors import InvalidRequest
 from cadenza.service.validation import MAX_TARGET_S
 
 TTFT_HEADER, TPOT_HEADER = "x-slo-ttft-ms", "x-slo-tpot-ms"
+TIMEOUT_HEADER = "x-request-timeout-ms"
 TENANT_HEADER = "x-gateway-inference-fairness-id"
 
-_MAX_TARGET_MS = MAX_TARGET_S * 1000
+_MAX_MS = MAX_TARGET_S * 1000
 _NUMBER = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 _TENANT = re.compile(r"[!-~]{1,128}")  # what a header carries unchanged, without spaces
 
@@ -30,25 +33,26 @@ def read_wishes(scope: Scope) -> dict[str, Any]:
         InvalidRequest: names the first header whose value is none, or which comes twice.
     """
     headers = Headers(scope=scope)
+    timeout_s = _seconds(headers, TIMEOUT_HEADER)
     wishes = {
-        "ttft_target_s": _target_s(headers, TTFT_HEADER),
-        "tpot_target_s": _target_s(headers, TPOT_HEADER),
+        "ttft_target_s": _seconds(headers, TTFT_HEADER),
+        "tpot_target_s": _seconds(headers, TPOT_HEADER),
+        "deadline_s": None if timeout_s is None else time.monotonic() + timeout_s,
         "tenant": _tenant(headers),
     }
     return {field: wish for field, wish in wishes.items() if wish is not None}
 
 
-def _target_s(headers: Headers, name: str) -> float | None:
+def _seconds(headers: Headers, name: str) -> float | None:
     value = _only(headers, name)
     if value is None:
         return None
-    target_ms = float(value) if _NUMBER.fullmatch(value) else 0.0
-    if not 0 < target_ms <= _MAX_TARGET_MS:
+    time_ms = float(value) if _NUMBER.fullmatch(value) else 0.0
+    if not 0 < time_ms <= _MAX_MS:
         raise InvalidRequest(
-            f"{name} must be a number of milliseconds above 0 and at most {_MAX_TARGET_MS:.0f}.",
-            name,
+            f"{name} must be a number of milliseconds above 0 and at most {_MAX_MS:.0f}.", name
         )
-    return target_ms / 1000
+    return time_ms / 1000
 
 
 def _tenant(headers: Headers) -> str | None:

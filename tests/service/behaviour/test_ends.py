@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -116,10 +117,15 @@ def test_a_deadline_that_passes(run, serve, begun: int):
                 engine.expire(*engine.waiting, *engine.running)
                 engine.step()
 
+            fields = {**LONG, "stop": ["ef!"], "timeout_s": 100}
+            before_s = time.monotonic()
             told = {
-                each.name: await disturbed(served, each, {**LONG, "stop": ["ef!"]}, expire)
+                each.name: await disturbed(served, each, fields, expire)
                 for each in served.transports
             }
+            for submit in engine.submits():
+                # gRPC sends a timeout in a few digits, rounded up
+                assert before_s + 99.9 < submit.deadline_s < time.monotonic() + 101
             failure = alike(told, {0: "abcdef"} if begun else {})
             message = "The request's deadline passed before it was complete."
             assert failure == Failure("DEADLINE_EXCEEDED", message, None)
