@@ -1,4 +1,4 @@
-"""What headers say about a request: whom it counts for, how soon its tokens are wanted, and its end.
+"""What headers say of a request: whom it counts for, how soon its tokens are wanted, and its end.
 
 The names are those of the Gateway API inference extension, but for the timeout's, which is ours.
 The tenant's is a gateway's word: it is believed because there are no API keys here by which to tell

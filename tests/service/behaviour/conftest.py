@@ -25,6 +25,8 @@ from ..http.conftest import check_documented
 class Served:
     front: Front
     transports: list[Transport]
+    http: str  # base URL
+    grpc: str  # address
 
     def over(self, name: str) -> Transport:
         """The transport of this name."""
@@ -69,7 +71,7 @@ def serve(open_front: Any, hasty_uvicorn: None) -> OpenServed:
                     httpx.AsyncClient(base_url=base, timeout=20, event_hooks=hooks) as http,
                     connected(http, address) as transports,
                 ):
-                    yield Served(front, transports)
+                    yield Served(front, transports, base, address)
             finally:
                 await rpc.stop(0)
                 server.stop()
