@@ -76,14 +76,16 @@ def hooks(name: str | None = None, /) -> int:
 
 @policies.command
 def check(target: str, /) -> int:
-    """Import and register a plugin, and say what is wrong with it; status 1 if anything is.
+    """Import a plugin, try its policies, and say what is wrong with it; status 1 if anything is.
+
+    Each hook is called once on a small made-up view, as before a policy decides in a service.
 
     Parameters
     ----------
     target
         A Python file, a folder of them, or an installed distribution, entry point or module.
     """
-    from cadenza.cli.policy_reports import check_plugin
+    from cadenza.cli.plugin_check import check_plugin
 
     return check_plugin(target)
 
@@ -98,7 +100,7 @@ def use(
 ) -> int:
     """Let other policies decide in a running service; requests in flight go on.
 
-    What is not chosen is decided by the default.
+    What is not chosen is decided by the default; the preset fcfs is all defaults.
 
     Parameters
     ----------
@@ -107,7 +109,13 @@ def use(
     """
     from cadenza.cli.live_policies import use_profile
 
-    return use_profile(server or ServerOptions(), preset, choice or ChoiceOptions())
+    choice = choice or ChoiceOptions()
+    if preset is None and choice == ChoiceOptions():
+        raise UsageError(
+            "say which policies shall decide: a preset, --policy or --policy-file; "
+            "`cadenza policies use fcfs` goes back to the defaults"
+        )
+    return use_profile(server or ServerOptions(), preset, choice)
 
 
 @policies.command

@@ -1,14 +1,11 @@
-"""What `cadenza policies list`, `show` and `check` write."""
+"""What `cadenza policies list` and `show` write."""
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import json
 from collections.abc import Sequence
 from pathlib import Path
-
-from packaging.utils import canonicalize_name
 
 from cadenza.cli.errors import UsageError
 from cadenza.cli.options import PolicyOptions
@@ -16,7 +13,7 @@ from cadenza.cli.output import write, write_table
 from cadenza.cli.profile import allowed_plugins, configure
 from cadenza.policies.choices import SHORT
 from cadenza.policies.contract import OBSERVERS, hooks_of
-from cadenza.policies.discovery import BUILT_IN, Catalog, Discovery, Found, discover, installed
+from cadenza.policies.discovery import Found, discover
 from cadenza.policies.errors import ProfileError, unknown
 from cadenza.policies.markers import HOOKSPEC_VERSION
 from cadenza.policies.options import Option, options_of
@@ -68,64 +65,6 @@ def explain(name: str, plugins_dir: Path | None) -> int:
     lines += [f"Hookspec: {_requires(found)} (this is {HOOKSPEC_VERSION})"]
     write("\n".join(lines) + "\n")
     return 0
-
-
-def check_plugin(target: str) -> int:
-    """Write the faults of a plugin, or its policies if it has none; returns 1 or 0.
-
-    Raises:
-        UsageError: there is no such file, distribution, entry point or module.
-    """
-    discovery = Discovery()
-    _add(discovery, target)
-    catalog = discovery.catalog()
-    new = {name: each for name, each in catalog.policies.items() if each.source != BUILT_IN}
-    faults = [*catalog.faults, *(fault for name in new for fault in _faults_in_use(name, catalog))]
-    lines = [f"{name}: {', '.join(hooks_of(found.cls))}" for name, found in new.items()]
-    lines += [f"fault: {fault}" for fault in faults] or ["no faults"]
-    write("\n".join(lines) + "\n")
-    return 1 if faults else 0
-
-
-def _add(discovery: Discovery, target: str) -> None:
-    path = Path(target)
-    if path.is_dir():
-        discovery.add_folder(path)
-    elif path.suffix == ".py" or path.is_file():
-        if not path.is_file():
-            raise UsageError(f"there is no file {target}")
-        discovery.add_file(path)
-    elif canonicalize_name(target) in map(canonicalize_name, installed()):
-        discovery.add_installed((target,))
-    elif _is_module(target):
-        discovery.add_module(target)
-    else:
-        raise UsageError(
-            f"{target!r} is no file, no installed distribution or entry point of group 'cadenza', "
-            "and no module"
-        )
-
-
-def _is_module(name: str) -> bool:
-    try:
-        return importlib.util.find_spec(name) is not None
-    except (ImportError, ValueError):
-        return False
-    except Exception:  # of a parent package that fails to import: registering it says how
-        return True
-
-
-def _faults_in_use(name: str, catalog: Catalog) -> tuple[str, ...]:
-    """What goes wrong when a profile chooses this policy for all that it does."""
-    cls = catalog.policies[name].cls
-    decisions = [hook for hook in hooks_of(cls) if hook in SHORT]
-    try:
-        if any(option.is_required for option in options_of(cls)):
-            return ()  # nobody can build it without knowing them
-        Profile(dict.fromkeys(decisions or [OBSERVER], name), catalog.classes)
-    except ProfileError as error:
-        return error.faults
-    return ()
 
 
 def _active(profile: Profile) -> dict[str, list[str]]:

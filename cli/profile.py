@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from cadenza.cli.options import PolicyOptions
 from cadenza.policies.choices import choose
+from cadenza.policies.contract import ENGINE_HOOKS, FRONT_HOOKS
 from cadenza.policies.discovery import ALLOW_LIST
-from cadenza.policies.library import Library
+from cadenza.policies.library import LIMIT_S, Library, in_time, too_late
 from cadenza.policies.profile import Profile
 from cadenza.wire.messages import PolicyConfig
 
@@ -31,10 +32,17 @@ def configure(
     environment: Mapping[str, str] = os.environ,
     *,
     may_set_watermark: bool = True,
+    is_tried: bool = False,
+    limit_s: float = LIMIT_S,
 ) -> Configured:
     """Find all policies and build the profile that the flags describe.
 
-    `may_set_watermark`: whether that of the preset is applied.
+    Args:
+        flags: what was chosen, and where else policies are.
+        environment: which plugins may be loaded, and whether calls are logged.
+        may_set_watermark: whether that of the preset is applied.
+        is_tried: whether all hooks of chosen policies are called once, as for a live change.
+        limit_s: for building and trying them.
 
     Raises:
         ProfileError: everything that is wrong with it, with the flags and with plugins.
@@ -43,7 +51,15 @@ def configure(
     allowed = allowed_plugins(environment)
     trace = environment.get(TRACE, "") not in ("", "0")
     library = Library(flags.plugins_dir, allowed, trace=trace)
-    profile = library.profile(choices.chosen, choices.options, faults=choices.faults)
+    chosen, options, faults = choices.chosen, choices.options, choices.faults
+    if is_tried:
+        profile = in_time(
+            lambda: library.tried(chosen, options, ENGINE_HOOKS + FRONT_HOOKS, faults=faults),
+            too_late(chosen, None, limit_s),
+            limit_s,
+        )
+    else:
+        profile = library.profile(chosen, options, faults=faults)
     config = PolicyConfig(
         chosen=dict(choices.chosen),
         options={policy: dict(options) for policy, options in choices.options.items()},

@@ -149,7 +149,7 @@ def _check_host(options: ServeOptions) -> None:
 
 def _front_config(located: Located, options: ServeOptions) -> FrontConfig:
     """Raises ProfileError for a profile or a plugin that cannot be used."""
-    configured = configure(options, may_set_watermark=options.watermark is None)
+    configured = configure(options, may_set_watermark=options.watermark is None, is_tried=True)
     return FrontConfig(
         host=options.host,
         port=options.port,

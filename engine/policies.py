@@ -23,7 +23,7 @@ from cadenza.policies.contract import ARGUMENTS, ENGINE_HOOKS
 from cadenza.policies.decisions import Decisions
 from cadenza.policies.errors import ProfileError
 from cadenza.policies.hook_guard import HookGuard
-from cadenza.policies.library import Library, prepare, too_late
+from cadenza.policies.library import LIMIT_S, Library, prepare, too_late
 from cadenza.policies.preparation import Preparation, aside
 from cadenza.policies.profile import Profile
 from cadenza.policies.runner import FaultCount, PolicyRunner, PolicyUnusable
@@ -41,7 +41,6 @@ from cadenza.wire.messages import (
 )
 from cadenza.wire.policies import Comparison, HookFaults, ProfileState, ShadowState
 
-LIMIT_S = 20.0  # for imports and constructors; some libraries take seconds to import
 _USES_EVERY_S = 1.0  # while there is work
 
 BUSY = "Another change of policies is under way; try again when it has ended."
@@ -172,15 +171,9 @@ class EnginePolicies:
             return PoliciesAnswer(number, BUSY)
 
         def build() -> Profile:
-            profile = self._library.profile(
-                config.chosen, config.options, before=before, digests=config.digests
+            return self._library.tried(
+                config.chosen, config.options, ENGINE_HOOKS, before=before, digests=config.digests
             )
-            try:
-                self._library.try_out(profile, config.chosen, config.options, ENGINE_HOOKS)
-            except BaseException:
-                profile.let_go()  # here, in this thread
-                raise
-            return profile
 
         deadline_s = self._timer() + self._limit_s
         self._change = _Change(

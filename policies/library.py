@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from cadenza.policies.warm_up import warm_up
 
 ByHook = Mapping[str, Sequence[str]]
 ByPolicy = Mapping[str, Mapping[str, Any]]
+
+LIMIT_S = 20.0  # for imports, constructors and the trial; some libraries take seconds to import
 
 
 class Library:
@@ -65,6 +68,29 @@ class Library:
         return self.catalog.profile(
             chosen, options, trace=self._trace, faults=faults, before=before
         )
+
+    def tried(
+        self,
+        chosen: ByHook,
+        options: ByPolicy,
+        hooks: Collection[str],
+        *,
+        before: Profile | None = None,
+        faults: Sequence[str] = (),
+        digests: Mapping[str, str] | None = None,
+    ) -> Profile:
+        """As `profile`, once these hooks of its new policies have been tried.
+
+        Raises:
+            ProfileError: as `profile` and `try_out`.
+        """
+        profile = self.profile(chosen, options, before=before, faults=faults, digests=digests)
+        try:
+            self.try_out(profile, chosen, options, hooks)
+        except BaseException:
+            profile.let_go()  # here, in this thread
+            raise
+        return profile
 
     def digests(self, profile: Profile) -> dict[str, str]:
         """By policy, what tells one version of its file from another, as it was loaded here."""
@@ -138,6 +164,20 @@ def prepare(build: Callable[[], Profile]) -> Preparation[Profile]:
         raise ProfileError(*faults)
 
     return Preparation(work)
+
+
+def in_time(build: Callable[[], Profile], late: str, limit_s: float = LIMIT_S) -> Profile:
+    """What `build` returns, for whoever can wait for it; foreign code in it is given up.
+
+    Raises:
+        ProfileError: it fails, or takes longer than `limit_s`, which `late` says.
+    """
+    preparation = prepare(build)
+    done, _ = wait([preparation.future], limit_s)
+    if not done:
+        preparation.abandon()
+        raise ProfileError(late)
+    return preparation.future.result()
 
 
 def too_late(chosen: ByHook, before: Profile | None, limit_s: float) -> str:

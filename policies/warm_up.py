@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping
+from logging import CRITICAL
 from typing import Any
 
 import numpy as np
+import structlog
 
 from cadenza.policies.arrivals import Arrival, ArrivalColumns, ServiceView, table_of
 from cadenza.policies.cached_blocks import CachedBlocks
@@ -23,6 +25,9 @@ from cadenza.policies.views import PreemptionCosts, RequestColumns, StepView
 
 _NOW_S = 100.0
 
+# Whoever tries policies is told of their faults by the error, and needs no log
+_silent = structlog.wrap_logger(None, wrapper_class=structlog.make_filtering_bound_logger(CRITICAL))
+
 _SEATED = ("running", "victims", "admitted", "resumed", "generated", "finished")
 _WAITING = ("waiting", "arrived", "candidates", "preempted")
 
@@ -33,7 +38,7 @@ def warm_up(profile: Profile, hooks: Collection[str] = ENGINE_HOOKS + FRONT_HOOK
     Raises:
         ProfileError: policies that failed, with what they raised or answered.
     """
-    runner = PolicyRunner(profile)
+    runner = PolicyRunner(profile, log=_silent)
     decisions = Decisions(profile, runner)
     views = made_up_views()
     for hook in (hook for hook in ENGINE_HOOKS if hook in hooks):

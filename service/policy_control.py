@@ -18,7 +18,7 @@ import structlog
 from cadenza.policies.choices import Choices, choices_of
 from cadenza.policies.contract import FRONT_HOOKS
 from cadenza.policies.errors import ProfileError, quoted
-from cadenza.policies.library import Library, prepare, too_late
+from cadenza.policies.library import LIMIT_S, Library, prepare, too_late
 from cadenza.policies.preparation import aside
 from cadenza.policies.profile import Profile
 from cadenza.service.engine_client import EngineClient
@@ -41,7 +41,6 @@ from cadenza.wire.messages import (
     UseShadow,
 )
 
-LIMIT_S = 20.0  # for building a profile in this process
 PATIENCE_S = 45.0  # of whoever asked for a change: both processes' limits, and some steps
 
 MAX_PROFILE_BYTES = 64 << 10  # of a profile that comes over a network
@@ -221,15 +220,9 @@ class PolicyControl:
         """
 
         def build() -> Profile:
-            profile = self._library.profile(
-                choices.chosen, choices.options, before=before, faults=choices.faults
+            return self._library.tried(
+                choices.chosen, choices.options, FRONT_HOOKS, before=before, faults=choices.faults
             )
-            try:
-                self._library.try_out(profile, choices.chosen, choices.options, FRONT_HOOKS)
-            except BaseException:
-                profile.let_go()  # here, in this thread
-                raise
-            return profile
 
         preparation = prepare(build)
         try:

@@ -207,15 +207,20 @@ def test_an_edited_file_is_told(capsys, service: Service):
     report = msgspec.structs.replace(REPORT, installed=[mine])
     service.body = msgspec.json.encode(report)
 
-    told = output_of(capsys, "use", "--server", service.url).splitlines()
+    told = output_of(capsys, "use", "slo", "--server", service.url).splitlines()
     assert told[-1] == "mine is as it was loaded: its file has changed; restart to use that"
     told = output_of(capsys, "list", "--server", service.url).splitlines()
     assert told[1].endswith("quarantined, file changed: restart")
 
 
-def test_use_without_a_choice_means_the_defaults(capsys, service: Service):
-    output_of(capsys, "use", "--server", service.url)
-    assert service.asked[0][2] == {"decisions": {}, "options": {}}
+def test_use_without_a_choice_changes_nothing_and_says_how_to_go_back(capsys, service: Service):
+    told = refusal_of(capsys, "use", "--server", service.url)
+
+    assert "a preset, --policy or --policy-file" in told
+    assert not service.asked
+    assert "`cadenza policies use fcfs`" in told
+    output_of(capsys, "use", "fcfs", "--server", service.url)
+    assert service.asked[0][2] == {"preset": "fcfs", "decisions": {}, "options": {}}
 
 
 def test_release_names_any_policy(capsys, service: Service):
@@ -244,7 +249,7 @@ def test_the_key_comes_from_flag_or_environment(
 ):
     monkeypatch.setenv("CADENZA_ADMIN_API_KEY", "of-environment")
     output_of(capsys, "list", "--server", service.url)
-    output_of(capsys, "use", "--server", service.url, "--admin-api-key", "of-flag")
+    output_of(capsys, "use", "slo", "--server", service.url, "--admin-api-key", "of-flag")
 
     keys = [asked[3] for asked in service.asked]
     assert keys == ["Bearer of-environment", "Bearer of-flag"]
@@ -253,7 +258,7 @@ def test_the_key_comes_from_flag_or_environment(
     assert service.asked[-1][3] is None, "an empty variable is not set"
     monkeypatch.setenv("CADENZA_ADMIN_API_KEY", "two words")
     assert "CADENZA_ADMIN_API_KEY must be" in refusal_of(capsys, "list", "--server", service.url)
-    assert "printable ASCII" in refusal_of(capsys, "use", "--admin-api-key", "ü")
+    assert "printable ASCII" in refusal_of(capsys, "use", "slo", "--admin-api-key", "ü")
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
