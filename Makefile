@@ -4,8 +4,11 @@
 #   make test         the tests; PYTEST="tests/scheduler -x" narrows them, WORKERS=0 is one process
 #   make check        linters, strict types, protos linted and current
 #   make test-extra   slower tests, bounded
-#   make soak         random lives of the scheduler, for ever; SEED=17 begins with that one
+#   make soak         50,000 hostile requests, then random lives of the scheduler, for ever;
+#                     SEED=17 begins with that one
 #   make soak-grpc    random and hostile calls over gRPC, likewise
+#   make clients      load clients and libraries that nobody here wrote, each in a venv of its own;
+#                     ARGS="guidellm aiperf" chooses some, VLLM_VENV names a venv with vLLM's
 #   make bench-startup, make bench-front, make bench-decode
 #   make bench-policies   how long streams stand still under hostile policies
 #   make bench-orders     hit rates and times to first token under each order of admission
@@ -32,8 +35,8 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet
 FOLDERS := checkpoints cli engine kernels policies scheduler service testing wire
 PACKAGES := $(FOLDERS) protos/cadenza/v1
 
-.PHONY: serve test check test-extra soak soak-grpc protos install install-dev bench-startup bench-front \
-	bench-decode bench-orders bench-policies bench-scheduler clean
+.PHONY: serve test check test-extra test-gpu soak soak-grpc clients protos install install-dev \
+	bench-startup bench-front bench-decode bench-orders bench-policies bench-scheduler clean
 
 serve: install
 	@$(PYTHON) -m cadenza.cli serve demo $(ARGS)
@@ -48,10 +51,15 @@ test-gpu: install-dev
 	$(PYTHON) -m pytest -m gpu $(PYTEST)
 
 soak: install-dev
+	HOSTILE_REQUESTS=50000 HOSTILE_SEED=$(or $(SEED),$(shell date +%s)) \
+		$(PYTHON) -m pytest -m extra tests/service/http/test_hostile_requests.py
 	PYTHONPATH=. $(PYTHON) -m tests.scheduler.soak $(SEED)
 
 soak-grpc: install-dev
 	PYTHONPATH=. $(PYTHON) -m tests.service.rpc.soak $(SEED)
+
+clients: install-dev
+	PYTHONPATH=. $(PYTHON) -m tests.clients $(ARGS)
 
 check: install-dev
 	$(VENV)/bin/ruff format --check .
@@ -117,4 +125,4 @@ editable:
 	@find $(PACKAGES) -type f -not -path '*/__pycache__/*' | LC_ALL=C sort > $(VENV)/tree
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) .clients build dist *.egg-info

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
+from cadenza.policies.choices import DECISIONS
 from cadenza.policies.presets import PRESETS
 from cadenza.service.constraints import MAX_BIAS
 from cadenza.service.http.chat import MAX_TOP_LOGPROBS
 from cadenza.service.http.completions import MAX_PROMPTS
 from cadenza.service.http.schema import (
     FLAG,
-    INTEGER,
     TEXT,
     Schema,
+    closed,
     either,
     explained,
     integer,
     items,
     mapping,
+    nullable,
     number,
     only,
     ref,
@@ -88,14 +90,13 @@ def asked(limits: Limits) -> dict[str, Schema]:
                 }
             ),
             "Exactly one of `prompt` and `messages`; fields mean what they mean for generation.",
-        ),
+        )
+        | _one_of("prompt", "messages"),
         "DetokenizeRequest": taken({"tokens": items(_TOKEN), "model": TEXT}, ["tokens"]),
-        "PolicyProfile": taken(
-            {
-                "preset": explained(only(*PRESETS), "What to begin with."),
-                "decisions": mapping(either(TEXT, items(TEXT))),
-                "options": mapping({"type": "object"}),
-            }
+        "PolicyProfile": closed(
+            preset=nullable(explained(only(*PRESETS), "What to begin with.")),
+            decisions=_decisions(),
+            options=mapping({"type": "object"}),
         ),
     }
 
@@ -169,32 +170,46 @@ def _common(limits: Limits) -> dict[str, Schema]:
             taken({"include_usage": FLAG, "continuous_usage_stats": FLAG, "include_notices": FLAG}),
             "Needs `stream` to be true. Notices are events of type `cadenza.notice`.",
         ),
-        "best_of": explained(INTEGER, "1, or as many as `n`: more are not ranked."),
+        "best_of": explained(
+            integer(1, limits.max_choices), "1, or as many as `n`: more are not ranked."
+        ),
     }
 
 
 def _prompt() -> Schema:
-    one = (TEXT, items(_TOKEN, least=1))
+    one = (text(empty=False), items(_TOKEN, least=1))
     return explained(
-        either(
-            text(empty=False),
-            items(_TOKEN, least=1),
-            items(either(*one), MAX_PROMPTS, least=1),
-        ),
+        either(*one, items(either(*one), MAX_PROMPTS, least=1)),
         "A text, token ids, or several of either.",
     )
 
 
 def _message() -> Schema:
     part = taken({"type": only("text"), "text": TEXT}, ["type", "text"])
-    return taken(
-        {
-            "role": only(*ROLES),
-            "content": either(TEXT, items(part, MAX_PARTS)),
-            "name": text(MAX_NAME_CHARS),
-        },
-        ["role"],
+    content = either(TEXT, items(part, MAX_PARTS))
+    message = taken(
+        {"role": only(*ROLES), "content": content, "name": text(MAX_NAME_CHARS)}, ["role"]
     )
+    silent = {"properties": {"role": only("assistant")}}
+    speaks = {"required": ["content"], "properties": {"content": {"not": {"type": "null"}}}}
+    return {**message, **either(silent, speaks)}
+
+
+def _one_of(field: str, other: str) -> Schema:
+    """Either of two fields, and not both."""
+    null: Schema = {"type": "null"}
+    return either(
+        *(
+            {"required": [given], "properties": {given: {"not": null}, absent: null}}
+            for given, absent in ((field, other), (other, field))
+        )
+    )
+
+
+def _decisions() -> Schema:
+    """Policies by decision, under either name."""
+    names = sorted({*DECISIONS, *DECISIONS.values()})
+    return closed(**dict.fromkeys(names, either(TEXT, items(TEXT))))
 
 
 def _only_neutral(field: str) -> Schema:

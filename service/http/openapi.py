@@ -19,6 +19,7 @@ from cadenza.service.http.asked import asked
 from cadenza.service.http.docs_page import render
 from cadenza.service.http.operations import OPERATIONS, Operation
 from cadenza.service.http.schema import TEXT, either, ref
+from cadenza.service.http.wishes import FORMS
 from cadenza.service.limits import Limits
 
 _KEY = "administrator"
@@ -117,7 +118,8 @@ def _path_parameters(path: str) -> Iterable[dict[str, Any]]:
 
 
 def _header(name: str) -> dict[str, Any]:
-    return {"name": name, "in": "header", "required": False, "schema": TEXT}
+    schema = {**TEXT, "pattern": f"^{FORMS[name].pattern}$"}
+    return {"name": name, "in": "header", "required": False, "schema": schema}
 
 
 def _json(name: str) -> dict[str, Any]:

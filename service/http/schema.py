@@ -80,12 +80,7 @@ def mapping(each: Schema, most: int | None = None) -> Schema:
 
 def told(**properties: Schema) -> Schema:
     """An object that we answer with: all of these, and nothing else."""
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties),
-        "additionalProperties": False,
-    }
+    return {**closed(**properties), "required": list(properties)}
 
 
 def taken(properties: Mapping[str, Schema], required: Sequence[str] = ()) -> Schema:
@@ -98,6 +93,11 @@ def taken(properties: Mapping[str, Schema], required: Sequence[str] = ()) -> Sch
         },
         **({"required": list(required)} if required else {}),
     }
+
+
+def closed(**properties: Schema) -> Schema:
+    """An object with no fields but these, each of which may be missing."""
+    return {"type": "object", "properties": properties, "additionalProperties": False}
 
 
 def explained(schema: Schema, description: str) -> Schema:

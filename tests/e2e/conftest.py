@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import re
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from hashlib import sha256
 
@@ -21,9 +17,9 @@ from cadenza.policies.profile import Profile
 from cadenza.scheduler.plan import StepOutcome, StepPlan
 from cadenza.testing import Driver
 from cadenza.wire.messages import EngineConfig, Sampling
+from tests.e2e.servers import Served, serving
 
 BLOCK_SIZE = 16
-COMMAND = (sys.executable, "-P", "-m", "cadenza.cli")
 GREEDY = Sampling(temperature=0.0)
 
 
@@ -119,60 +115,14 @@ def varied_prompts(num: int, longest: int) -> list[list[int]]:
     return [chance.integers(100, 40_000, length).tolist() for length in lengths]
 
 
-@dataclass
-class Served:
-    """A running server."""
-
-    process: subprocess.Popen[str]
-    http: str  # base URL
-    grpc: str  # host:port
-    start_s: float  # from process start to the banner
-
-    def stop(self, timeout_s: float = 30.0) -> int:
-        self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(timeout_s)
-
-
 Serve = Callable[..., Served]
 
 
 @pytest.fixture(scope="session")
 def serve() -> Iterator[Serve]:
     """Starts servers of the demo model on free ports, and stops what is still running."""
-    processes: list[subprocess.Popen[str]] = []
-
-    def start(*flags: str) -> Served:
-        started = time.monotonic()
-        process = subprocess.Popen(
-            [*COMMAND, "serve", "demo", "--port", "0", "--grpc-port", "0", *flags],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        processes.append(process)
-        banner = read_until(process, "Stop with Ctrl-C.")
-        http = re.search(r"HTTP (http://\S+)/v1", banner)
-        grpc = re.search(r"gRPC (\S+)", banner)
-        assert http, banner
-        assert grpc, banner
-        return Served(process, http[1], grpc[1], time.monotonic() - started)
-
-    yield start
-    for process in processes:
-        process.kill()
-        process.wait()
-        assert process.stdout is not None
-        process.stdout.close()
-
-
-def read_until(process: subprocess.Popen[str], last: str) -> str:
-    """Standard output up to the line with `last`."""
-    assert process.stdout is not None
-    text = ""
-    for line in process.stdout:
-        text += line
-        if last in line:
-            return text
-    raise AssertionError(f"the server ended after:\n{text}")
+    with ExitStack() as running:
+        yield lambda *flags: running.enter_context(serving(*flags))
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,8 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.e2e.conftest import Serve, Served
+from tests.e2e.conftest import Serve
+from tests.e2e.servers import Served
 from tests.e2e.test_serving import is_idle, until
 
 NUM_CHOICES = 3

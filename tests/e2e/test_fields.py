@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.conftest import Served
+from tests.e2e.servers import Served
 from tests.streams import pairs
 from tests.transports import Told, connected
 

@@ -19,7 +19,8 @@ import pytest
 from cadenza.policies.contract import ENGINE_HOOKS, FRONT_HOOKS, OBSERVERS
 from cadenza.policies.profile import OBSERVER
 from cadenza.policies.runner import STRIKES
-from tests.e2e.conftest import COMMAND, Serve, Served
+from tests.e2e.conftest import Serve
+from tests.e2e.servers import COMMAND, Served
 from tests.e2e.test_serving import is_idle, until
 from tests.policies.hostile import HostileModule, kinds_of, policy_of
 

@@ -21,7 +21,8 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 )
 from openai import OpenAI
 
-from tests.e2e.conftest import COMMAND, Serve, Served
+from tests.e2e.conftest import Serve
+from tests.e2e.servers import COMMAND, Served
 
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
 LONG_ENOUGH = 40  # tokens for an answer: a model that misses the end would go on to its last

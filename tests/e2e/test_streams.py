@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.conftest import Served
+from tests.e2e.servers import Served
 from tests.streams import CHAT, COMPLETIONS, assert_alike, body_of, share
 
 SETTINGS = [

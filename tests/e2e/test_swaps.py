@@ -20,7 +20,8 @@ from cadenza.policies.contract import hooks_of
 from cadenza.policies.presets import PRESETS
 from cadenza.v1 import policy_pb2 as pb
 from cadenza.v1.policy_pb2_grpc import PolicyServiceStub
-from tests.e2e.conftest import Serve, Served
+from tests.e2e.conftest import Serve
+from tests.e2e.servers import Served
 from tests.e2e.test_serving import gauges
 
 NUM_STREAMS, NUM_SWAPS, NUM_TOKENS = 16, 100, 40

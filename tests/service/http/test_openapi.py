@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from html.parser import HTMLParser
 from typing import Any
 
+import jsonschema_rs
 import pytest
 from starlette.routing import Route, Router
 
@@ -191,6 +192,81 @@ def test_no_tokens_may_be_asked_for_beside_what_tells_of_the_prompt(
                 assert response.status_code == 200, response.text
             response = await served.http.post(path, json={**NEEDED[path], field: 0})
             assert response.json()["error"]["param"] == field
+
+    run(main())
+
+
+TOKENIZE, PROFILE = "/tokenize", "/v1/policies/profile"
+SHAPES: list[tuple[str, Any, bool]] = [
+    (CHAT, {"messages": [{"role": "user"}]}, False),
+    (CHAT, {"messages": [{"role": "system", "content": None}]}, False),
+    (CHAT, {"messages": [*MESSAGES, {"role": "assistant", "content": None}]}, True),
+    (CHAT, {"messages": [*MESSAGES, {"role": "assistant"}]}, True),
+    (CHAT, {"messages": MESSAGES, "best_of": 0}, False),
+    (COMPLETIONS, {"prompt": [""]}, False),
+    (COMPLETIONS, {"prompt": ["x", [1]]}, True),
+    (COMPLETIONS, {"prompt": None}, False),
+    (TOKENIZE, {}, False),
+    (TOKENIZE, {"prompt": "x", "messages": MESSAGES}, False),
+    (TOKENIZE, {"prompt": None, "messages": None}, False),
+    (TOKENIZE, {"prompt": "x", "messages": None}, True),
+    (TOKENIZE, {"messages": MESSAGES}, True),
+    (PROFILE, {}, True),
+    (PROFILE, {"preset": None}, True),
+    (PROFILE, {"decisions": None}, False),
+    (PROFILE, {"options": None}, False),
+    (PROFILE, {"policies": {}}, False),
+    (PROFILE, {"decisions": {"order": "edf", "guard_starvation": ["max-wait"]}}, True),
+    (PROFILE, {"decisions": {"orders": "edf"}}, False),
+    (PROFILE, {"decisions": {"order": None}}, False),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "is_allowed"), SHAPES)
+def test_the_document_knows_which_shapes_are_taken(
+    run, serve: OpenServed, path: str, body: Any, is_allowed: bool
+):
+    method = "put" if path == PROFILE else "post"
+    schema = DOCUMENT.told["paths"][path][method]["requestBody"]["content"]["application/json"]
+    validator = jsonschema_rs.validator_for({**DOCUMENT.told, **schema["schema"]})
+    assert validator.is_valid(body) is is_allowed
+
+    async def main() -> None:
+        async with serve() as served:
+            response = await served.http.request(method, path, json=body)
+            assert response.status_code == (200 if is_allowed else 400), response.text
+
+    run(main())
+
+
+HEADERS: list[tuple[str, str, bool]] = [
+    ("x-slo-ttft-ms", "250", True),
+    ("x-slo-ttft-ms", "0.25", True),
+    ("x-slo-ttft-ms", "soon", False),
+    ("x-slo-tpot-ms", "-1", False),
+    ("x-slo-tpot-ms", "1e3", False),
+    ("x-slo-tpot-ms", "", False),
+    ("x-gateway-inference-fairness-id", "team-a/7", True),
+    ("x-gateway-inference-fairness-id", "team a", False),
+    ("x-gateway-inference-fairness-id", "x" * 129, False),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "is_allowed"), HEADERS)
+def test_the_document_knows_the_form_of_headers(
+    run, serve: OpenServed, name: str, value: str, is_allowed: bool
+):
+    [told] = [
+        each["schema"]
+        for each in DOCUMENT.told["paths"][CHAT]["post"]["parameters"]
+        if each["name"] == name
+    ]
+    assert jsonschema_rs.validator_for(told).is_valid(value) is is_allowed
+
+    async def main() -> None:
+        async with serve() as served:
+            response = await served.http.post(CHAT, json=NEEDED[CHAT], headers={name: value})
+            assert response.status_code == (200 if is_allowed else 400)
 
     run(main())
 
