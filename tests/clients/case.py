@@ -67,7 +67,7 @@ def run(command: Sequence[str | Path], **environment: str) -> str:
             capture_output=True,
             text=True,
             timeout=LIMIT_S,
-            env={**os.environ, "HF_HUB_OFFLINE": "1", **environment},
+            env={**os.environ, **environment},
         )
     except subprocess.TimeoutExpired as error:
         raise Faulty(f"it hung for {LIMIT_S:.0f} s: {error.stdout!r}") from error

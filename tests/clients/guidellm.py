@@ -30,7 +30,7 @@ def _load(setting: Setting, path: str) -> None:
         *("--constraint", f"kind=max_requests,count={NUM}", "--disable-progress"),
         *("--output", f"kind=json,path={report}"),
     ]
-    run(command)
+    run(command, HF_HUB_OFFLINE="1")
     requests = json.loads(report.read_text())["benchmarks"][0]["requests"]
     expect({name: len(each) for name, each in requests.items() if each}, {"successful": NUM}, "end")
     expect({each["output_tokens"] for each in requests["successful"]}, {OUTPUT}, "tokens")

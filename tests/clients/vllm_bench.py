@@ -44,7 +44,7 @@ def _bench(setting: Setting, program: Path, flags: tuple[str, ...]) -> None:
     command += ["--num-prompts", str(NUM), "--max-concurrency", "2", "--ignore-eos"]
     command += ["--temperature", "0", "--disable-tqdm", "--save-result"]
     command += ["--result-dir", setting.scratch, "--result-filename", "vllm.json"]
-    run(command, VLLM_TARGET_DEVICE="cpu")
+    run(command, VLLM_TARGET_DEVICE="cpu", HF_HUB_OFFLINE="1")
     told = json.loads((setting.scratch / "vllm.json").read_text())
     expect((told["completed"], told["failed"]), (NUM, 0), "requests completed and failed")
     expect(told["total_output_tokens"], NUM * OUTPUT, "tokens")

@@ -9,7 +9,7 @@ import httpx
 
 from cadenza.v1 import generation_pb2 as pb
 from cadenza.v1.generation_pb2_grpc import GenerationServiceStub
-from tests.e2e.conftest import Served
+from tests.e2e.servers import Served
 from tests.service.rpc.talking import Talk, turns
 
 QUESTIONS = ("Name three rivers in Europe.", "Which of them is the longest?", "Say it again.")
