@@ -24,7 +24,10 @@ TENANT_HEADER = "x-gateway-inference-fairness-id"
 _MAX_MS = MAX_TARGET_S * 1000
 _NUMBER = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 _TENANT = re.compile(r"[!-~]{1,128}")  # what a header carries unchanged, without spaces
-FORMS = {TTFT_HEADER: _NUMBER, TPOT_HEADER: _NUMBER, TENANT_HEADER: _TENANT}  # of whole values
+FORMS = {
+    **dict.fromkeys((TTFT_HEADER, TPOT_HEADER, TIMEOUT_HEADER), _NUMBER),
+    TENANT_HEADER: _TENANT,
+}  # of whole values
 
 
 def read_wishes(scope: Scope) -> dict[str, Any]:

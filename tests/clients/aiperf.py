@@ -48,7 +48,8 @@ def _profile(setting: Setting, kind: str, output: int, name: str, *flags: str) -
     command += ["--concurrency", "2", "--request-count", str(NUM)]
     command += ["--synthetic-input-tokens-mean", "64", "--output-tokens-mean", str(output)]
     command += ["--extra-inputs", "ignore_eos:true", "--artifact-dir", folder, *flags]
-    run(command, HF_HUB_OFFLINE="0")  # where it is set, this client takes no folder
+    # where one of these is set, this client takes no folder for a tokenizer
+    run(command, HF_HUB_OFFLINE="", TRANSFORMERS_OFFLINE="")
     return json.loads((folder / "profile_export_aiperf.json").read_text())
 
 

@@ -23,6 +23,8 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.errors import Unsatisfiable
 from schemathesis import APIOperation, Case, GenerationMode
 
+from cadenza.service.http.wishes import TIMEOUT_HEADER
+
 BASE = "http://server"
 METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE")
 QUERIES = ("", "?", "?%", "?a=%00&a=%ff", "?" + "&" * 2000, "?model=" + "x" * 4000, "?[]={}")
@@ -173,8 +175,8 @@ async def send_all(http: httpx.AsyncClient, sent: Iterable[Hostile]) -> Counter[
     """Send them, several at a time; how many had each status.
 
     Raises:
-        AssertionError: one was answered with 5xx, was not answered, or not as it should be. A 503
-            that says when to come back is allowed.
+        AssertionError: one was answered with 5xx, was not answered, or not as it should be. Allowed
+            are a 503 that says when to come back, and a 504 for who sets a timeout.
     """
     statuses: Counter[str] = Counter()
     waiting = iter(sent)
@@ -202,6 +204,8 @@ async def _status(http: httpx.AsyncClient, request: Hostile) -> int | str:
     told = f"{response.status_code} {response.text[:500]} for {request}"
     if response.status_code == 503:
         assert {"retry-after", "retry-after-ms"} <= {*response.headers}, told
+    elif response.status_code == 504:
+        assert TIMEOUT_HEADER in request.headers, told
     else:
         assert response.status_code < 500, told
     return response.status_code

@@ -246,6 +246,8 @@ HEADERS: list[tuple[str, str, bool]] = [
     ("x-slo-tpot-ms", "-1", False),
     ("x-slo-tpot-ms", "1e3", False),
     ("x-slo-tpot-ms", "", False),
+    ("x-request-timeout-ms", "60000", True),
+    ("x-request-timeout-ms", "1m", False),
     ("x-gateway-inference-fairness-id", "team-a/7", True),
     ("x-gateway-inference-fairness-id", "team a", False),
     ("x-gateway-inference-fairness-id", "x" * 129, False),
