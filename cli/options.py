@@ -163,10 +163,10 @@ class ServeOptions(PolicyOptions):
     grpc_port: Annotated[int, Network, Port] = 50051
     """gRPC port; 0 takes any free one."""
 
-    grpc_max_connection_age: Annotated[float, Network, Seconds] = 0.0
+    grpc_connection_age: Annotated[float, Network, Seconds] = 0.0
     """Seconds after which a gRPC connection takes no further calls; 0: it always does."""
 
-    grpc_max_connection_age_grace: Annotated[float, Network, Seconds] = 600.0
+    grpc_connection_age_grace: Annotated[float, Network, Seconds] = 600.0
     """Seconds that calls which still run on it get from then on."""
 
     allow_unauthenticated: Annotated[bool, Network] = False

@@ -165,8 +165,8 @@ def _front_config(located: Located, options: ServeOptions) -> FrontConfig:
         metrics_tenants=options.metrics_tenant,
         metrics_as_vllm=options.metrics_compat == "vllm",
         grpc_connections=ConnectionLimits(
-            max_age_s=options.grpc_max_connection_age or None,
-            age_grace_s=options.grpc_max_connection_age_grace,
+            max_age_s=options.grpc_connection_age or None,
+            age_grace_s=options.grpc_connection_age_grace,
         ),
         shutdown_timeout_s=options.shutdown_timeout,
         engine=EngineConfig(

@@ -96,7 +96,7 @@ FRONT_FLAGS: list[tuple[list[str], str, Any]] = [
     (["--shutdown-timeout", "1.5"], "shutdown_timeout_s", 1.5),
     ([], "grpc_connections", ConnectionLimits()),
     (
-        ["--grpc-max-connection-age", "1.5", "--grpc-max-connection-age-grace", "0"],
+        ["--grpc-connection-age", "1.5", "--grpc-connection-age-grace", "0"],
         "grpc_connections",
         ConnectionLimits(max_age_s=1.5, age_grace_s=0.0),
     ),
@@ -281,12 +281,12 @@ RANGES: list[tuple[str, list[str], str]] = [
     ("--max-num-queued-reqs", ["0", "-1", HUGE], TO_INT64),
     ("--shutdown-timeout", ["-1", "1e300", "nan", "inf"], "from 0 to 31536000 seconds."),
     (
-        "--grpc-max-connection-age",
+        "--grpc-connection-age",
         ["-1", "1e300", "nan", "inf"],
         "from 0 to 31536000 seconds.",
     ),
     (
-        "--grpc-max-connection-age-grace",
+        "--grpc-connection-age-grace",
         ["-1", "1e300", "nan", "inf"],
         "from 0 to 31536000 seconds.",
     ),
