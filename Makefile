@@ -10,6 +10,7 @@
 #   make clients      load clients and libraries that nobody here wrote, each in a venv of its own;
 #                     ARGS="guidellm aiperf" chooses some, VLLM_VENV names a venv with vLLM's
 #   make bench-startup, make bench-front, make bench-decode
+#   make bench-service    what a streamed token costs the front, and whether 2,000 streams hold
 #   make bench-policies   how long streams stand still under hostile policies
 #   make bench-orders     hit rates and times to first token under each order of admission
 #   make bench-scheduler  beside vLLM's; VLLM_VENV and MODEL_DIR name its venv and a model folder
@@ -36,7 +37,8 @@ FOLDERS := checkpoints cli engine kernels policies scheduler service testing wir
 PACKAGES := $(FOLDERS) protos/cadenza/v1
 
 .PHONY: serve test check test-extra test-gpu soak soak-grpc clients protos install install-dev \
-	bench-startup bench-front bench-decode bench-orders bench-policies bench-scheduler clean
+	bench-startup bench-front bench-decode bench-orders bench-policies bench-scheduler \
+	bench-service clean
 
 serve: install
 	@$(PYTHON) -m cadenza.cli serve demo $(ARGS)
@@ -84,6 +86,9 @@ bench-orders: install-dev
 
 bench-policies: install-dev
 	$(PYTHON) benchmarks/policies.py
+
+bench-service: install-dev
+	$(PYTHON) benchmarks/service.py $(ARGS)
 
 bench-scheduler: install-dev
 	$(PYTHON) benchmarks/scheduler.py $(ARGS)

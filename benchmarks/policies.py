@@ -32,7 +32,9 @@ import numpy as np
 import uvloop
 
 sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+import synthetic_engine
 from machine import heading
+from served_front import ServedFront, front
 
 from cadenza.checkpoints.locate import locate
 from cadenza.engine.channel import Channel, ChannelClosed
@@ -49,7 +51,6 @@ from cadenza.service.engine_client import EngineClient
 from cadenza.service.engine_process import start_engine
 from cadenza.service.front_policies import FrontPolicies
 from cadenza.service.generator import Generator
-from cadenza.service.http import HttpServer, build_app
 from cadenza.service.limits import Limits
 from cadenza.service.tokenizer import Tokenizer, load_tokenizer
 from cadenza.testing import FakeRunner
@@ -58,7 +59,6 @@ from cadenza.wire.messages import (
     DescribePolicies,
     PoliciesState,
     PolicyConfig,
-    Ready,
     ReleasePolicy,
 )
 from tests.policies.hostile import KINDS, HostileModule, policy_of
@@ -117,18 +117,13 @@ def run_engine(folder: str, fd: str) -> None:
         policies = EnginePolicies(config_in(folder), guard=guard)
         scheduler = Scheduler(LIMITS, policies.decisions)
         channel.send(
-            Ready(
+            synthetic_engine.ready(
                 max_model_len=LIMITS.max_model_len,
-                vocab_size=49_152,
                 eos_token_ids=(0,),
                 num_blocks=LIMITS.num_blocks,
-                num_host_blocks=0,
                 block_size=LIMITS.block_size,
                 max_num_seqs=LIMITS.max_num_seqs,
                 max_num_batched_tokens=LIMITS.max_num_batched_tokens,
-                device="none",
-                dtype="none",
-                load_s=0.0,
             )
         )
         runner = SlowRunner(LIMITS.num_blocks, LIMITS.block_size)
@@ -197,41 +192,26 @@ def run_clients(folder: str, port: str, kind: str, side: str) -> None:
 
 
 @contextlib.asynccontextmanager
-async def front(
+async def hostile_front(
     tokenizer: Tokenizer, folder: str, guard: SignalGuard
-) -> AsyncIterator[tuple[Generator, EngineClient, int]]:
-    """A front that serves: its generator, its engine and its HTTP port."""
+) -> AsyncIterator[ServedFront]:
+    """A front that serves, and its engine, both with the policies in `folder`."""
     config = config_in(folder)
-    process = start_engine((*ROLE, "engine", folder))
-    engine = await EngineClient.connect(process.connection)
-    await engine.ready()
     profile = library_of(config).profile(config.chosen, {})
     policies = FrontPolicies(profile, guard=guard, timer=time.monotonic)
+    process = start_engine((*ROLE, "engine", folder))
     limits = Limits(max_queued=STREAMS)
-    generator = Generator(
-        engine, tokenizer, model_names=("demo",), limits=limits, policies=policies
-    )
-    listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
-    http = HttpServer(build_app(generator), [listener], graceful_s=1)
-    serving = asyncio.create_task(http.serve())
-    try:
-        yield generator, engine, listener.getsockname()[1]
-    finally:
-        http.stop()
-        await serving
-        listener.close()
-        engine.close()
-        generator.close()
-        await process.stop()
+    async with front(tokenizer, process, limits=limits, policies=policies) as served:
+        yield served
 
 
 async def measure(tokenizer: Tokenizer, side: str, kind: str) -> dict[str, Any]:
     """One case, on a service of its own."""
     with tempfile.TemporaryDirectory() as folder, SignalGuard() as guard:
         HostileModule(Path(folder))
-        async with front(tokenizer, folder, guard) as (generator, engine, port):
+        async with hostile_front(tokenizer, folder, guard) as served:
             clients = await asyncio.create_subprocess_exec(
-                *(*ROLE, "clients", folder, str(port), kind, side),
+                *(*ROLE, "clients", folder, str(served.http_port), kind, side),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
             )
@@ -240,7 +220,7 @@ async def measure(tokenizer: Tokenizer, side: str, kind: str) -> dict[str, Any]:
             rounds, out, errors = [], set(), ""
             for _ in range(ROUNDS):
                 rounds.append(json.loads(await clients.stdout.readline()))
-                quarantined, told = await release_all(generator, engine)
+                quarantined, told = await release_all(served.generator, served.engine)
                 out |= quarantined
                 errors += told
                 clients.stdin.write(b"\n")

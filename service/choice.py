@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from cadenza.service.detokenizer import Detokenizer
 from cadenza.service.events import (
     Delta,
     Echo,
@@ -27,6 +26,10 @@ from cadenza.service.tokenizer import Tokenizer
 from cadenza.wire import arrays
 from cadenza.wire.messages import Finished as RowEnd
 from cadenza.wire.messages import PromptScores, RowLogprobs
+
+# Plain numbers, as a frame has them: comparing with the enum would take longer
+_FAILED = int(RowEnd.FAILED)
+_UNTOLD = frozenset(map(int, (RowEnd.EOS, RowEnd.STOP_TOKEN)))  # ends whose token is no text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,10 +92,11 @@ class Choice:
         self.expired = False  # ended by its deadline: nothing follows, not even `finished`
         self._owner = owner
         self._tokenizer = tokenizer
-        self._detokenizer = Detokenizer(
-            tokenizer.backend, prompt, skip_special_tokens=options.skip_special_tokens
+        self._detokenizer = tokenizer.detokenizer(
+            prompt, skip_special_tokens=options.skip_special_tokens
         )
         self._stops = StopStrings(options.stops, include=options.include_stop)
+        self._may_stop = bool(options.stops)
         self._options = options
         self._prompt_logprobs = prompt_logprobs
         self._texts: list[str] = []
@@ -106,27 +110,26 @@ class Choice:
     def is_over(self) -> bool:
         return self.finished is not None or self.expired
 
-    def drain(self) -> list[Event]:
-        """Everything new since the last call: an echo, at most one Delta, then the end."""
-        events: list[Event] = []
+    def drain(self, events: list[Event]) -> None:
+        """Append everything new since the last call: an echo, at most one Delta, then the end."""
         if not self._echoed and (self._token_ids or self.finished is not None):
             self._echoed = True
             events.append(self._echo())
         if self._token_ids or self._texts:
-            text = "".join(self._texts)
             events.append(
                 Delta(
                     choice=self.index,
-                    text=text,
+                    text="".join(self._texts),
                     token_ids=self._token_ids,
                     logprobs=self._logprobs,
                 )
             )
-            self._texts, self._token_ids, self._logprobs = [], [], []
+            self._texts, self._token_ids = [], []
+            if self._logprobs:
+                self._logprobs = []
         if self.finished is not None and not self._end_taken:
             self._end_taken = True
             events.append(self.finished)
-        return events
 
     def _echo(self) -> Echo:
         options = self._options
@@ -160,7 +163,7 @@ class Choice:
         self._owner.choice_failed(message, retryable=retryable)
 
     def on_token(self, token: int, finished: int, logprobs: RowLogprobs | None) -> None:
-        if finished == RowEnd.FAILED:
+        if finished == _FAILED:
             message = "The model could not go on with this request."
             self._owner.choice_failed(message, retryable=False)
             return
@@ -168,28 +171,24 @@ class Choice:
             self._finish(FinishReason.LENGTH, None)
             self._owner.choice_changed(self, sampled=True)
             return
-        self._count(token, logprobs)
-        is_told = self._options.include_stop or finished not in (RowEnd.EOS, RowEnd.STOP_TOKEN)
-        self._say(self._detokenizer.push(token) if is_told and token >= 0 else "")
+        if token >= 0:
+            self.num_tokens += 1
+            self._token_ids.append(token)
+            if logprobs is not None:
+                self._logprobs.append(self._position(token, logprobs))
+            if finished not in _UNTOLD or self._options.include_stop:
+                self._say(self._detokenizer.push(token))
         if finished and self.finished is None:
             self._end(finished, token)
         elif self.finished is not None and not finished:
             self._owner.choice_stopped(self)
         self._owner.choice_changed(self, sampled=token >= 0)
 
-    def _count(self, token: int, logprobs: RowLogprobs | None) -> None:
-        if token < 0:
-            return
-        self.num_tokens += 1
-        self._token_ids.append(token)
-        if logprobs is not None:
-            self._logprobs.append(self._position(token, logprobs))
-
     def _say(self, text: str) -> None:
         """Show text, as far as no stop string may begin in it."""
         if not text:
             return
-        if self.num_tokens <= self._options.min_tokens:
+        if not self._may_stop or self.num_tokens <= self._options.min_tokens:
             self._texts.append(text)
             return
         shown, stop = self._stops.push(text)

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import tokenizers
 from tokenizers.decoders import DecodeStream
 
+from cadenza.service.token_texts import TokenTexts
+
 # Python reads a codec's module from disk when it is first used, which would be on the loop.
 _SURROGATES = "utf-16-le"
 codecs.lookup(_SURROGATES)
@@ -32,15 +34,31 @@ class Detokenizer:
         prompt: Sequence[int],
         *,
         skip_special_tokens: bool = True,
+        texts: TokenTexts | None = None,
     ) -> None:
+        """`texts`: of `backend`, with the same `skip_special_tokens`; shared by all choices."""
         self._backend = backend
         self._skip = skip_special_tokens
+        if texts is None:
+            texts = TokenTexts(backend, skip_special_tokens=skip_special_tokens)
+        self._texts = texts
         self._recent = list(prompt[-_CONTEXT_TOKENS:])  # context, then the held tokens
         self._num_held = 0
-        self._stream = self._start()
+        self._stream: DecodeStream | None = None  # that has seen `_recent`; None: it is not needed
 
     def push(self, token_id: int) -> str:
         """The text that this token completes, perhaps none."""
+        if not self._num_held and (text := self._texts[token_id]) is not None:
+            self._recent.append(token_id)
+            self._stream = None
+            if len(self._recent) > _TRIM_TOKENS:
+                self._settle()
+            return text
+        return self._decode_next(token_id)
+
+    def _decode_next(self, token_id: int) -> str:
+        if self._stream is None:
+            self._stream = self._start()
         self._recent.append(token_id)
         self._num_held += 1
         try:
@@ -63,7 +81,7 @@ class Detokenizer:
         # The prompt's end may join with the first held bytes; then there is no common prefix
         said = text[len(before) :] if text.startswith(before) else self._decode(held)
         self._settle()
-        self._stream = self._start()
+        self._stream = None
         return encodable(said)
 
     def _settle(self) -> None:

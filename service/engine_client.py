@@ -361,8 +361,10 @@ class EngineClient(asyncio.Protocol):
         for index, (request, token, finished) in enumerate(news.tokens):
             row = rows.pop(request, None) if finished else rows.get(request)
             if row is not None:
-                logprobs = news.logprobs.get(index)
-                self._tell(request, row, row.on_token, token, finished, logprobs)
+                try:  # as `_tell`, but this is done for every token
+                    row.on_token(token, finished, news.logprobs.get(index))
+                except Exception:
+                    self._drop(request, row)
         # The tokens are of the pass before this step, which took seats away after it
         for request in news.preempted:
             if row := rows.get(request):
@@ -392,9 +394,13 @@ class EngineClient(asyncio.Protocol):
         try:
             news(*told)
         except Exception:
-            logger.exception("row_failed", request=request)
-            self.cancel(request)
-            _fail_row(row, UNEXPECTED, retryable=False)
+            self._drop(request, row)
+
+    def _drop(self, request: int, row: Row) -> None:
+        """Give up a row that has just raised."""
+        logger.exception("row_failed", request=request)
+        self.cancel(request)
+        _fail_row(row, UNEXPECTED, retryable=False)
 
     def _fail(self, reason: str) -> None:
         """The engine is dead: everybody who waits is told, once."""

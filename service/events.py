@@ -1,11 +1,17 @@
-"""What a running generation tells its reader, the same for SSE, JSON and gRPC."""
+"""What a running generation tells its reader, the same for SSE, JSON and gRPC.
+
+Structs rather than dataclasses: some are made for every token, and a frozen dataclass takes longer
+to make than all else that is done with it. The garbage collector need not know them, as they hold
+nothing that leads back to them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
+
+import msgspec
 
 
 class FinishReason(Enum):
@@ -15,8 +21,7 @@ class FinishReason(Enum):
     LENGTH = "length"  # max_tokens, or the model's context
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
+class TokenLogprob(msgspec.Struct, frozen=True, gc=False):
     """One candidate token: its id, its text alone (lossy), its bytes, its log-probability.
 
     The last is the model's own: before penalties, temperature and filters. None: nothing comes
@@ -30,38 +35,33 @@ class TokenLogprob:
     rank: int | None = None  # 1 is the most probable; None: nobody counted
 
 
-@dataclass(frozen=True, slots=True)
-class PositionLogprobs:
+class PositionLogprobs(msgspec.Struct, frozen=True, gc=False):
     """The sampled token and the best ones at one position."""
 
     sampled: TokenLogprob
     top: Sequence[TokenLogprob]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Admitted:
+class Admitted(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The first choice got a seat; `cached_tokens` of the prompt need not be computed."""
 
     cached_tokens: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Preempted:
+class Preempted(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A choice lost its seat for a while. Nothing is lost; tokens resume later."""
 
     choice: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptScored:
+class PromptScored(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The prompt's own log-probabilities, before any output, for a request that wants them."""
 
     logprobs: Sequence[PositionLogprobs]  # one a token of the prompt, made as they are looked at
     first: int = 0  # index in the prompt of the first of them
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Echo:
+class Echo(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What a choice begins with that is not its own: the prompt, for a request that wants it."""
 
     choice: int
@@ -69,29 +69,25 @@ class Echo:
     logprobs: Sequence[PositionLogprobs] = ()  # one a token, made as they are looked at
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resumed:
+class Resumed(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A choice that was preempted got a seat again."""
 
     choice: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parked:
+class Parked(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A choice waits, since its reader takes no more tokens for now."""
 
     choice: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unparked:
+class Unparked(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A choice that was parked goes on."""
 
     choice: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delta:
+class Delta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """New output of one choice. `text` may be empty while a character or stop string is open."""
 
     choice: int
@@ -100,8 +96,7 @@ class Delta:
     logprobs: Sequence[PositionLogprobs] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
+class Finished(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One choice's end. Exactly one for each choice of a generation that does not fail."""
 
     choice: int

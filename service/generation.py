@@ -36,7 +36,8 @@ class Generation:
     Each item is everything that is new since the last one, never empty; a slow reader gets
     larger items, and nothing is lost. Iteration ends after every choice's `Finished`, or raises
     GenerationFailed or DeadlineExceeded after what came before the failure. As an async context
-    manager it cancels on exit whatever has not ended.
+    manager it cancels on exit whatever has not ended. A reader that waits need not be woken for
+    what its `tap` takes.
 
     It is open, and keeps a draining service waiting, until its reader has come to the end or has
     cancelled it; within its context, until the exit, which comes once the answer is delivered.
@@ -85,6 +86,8 @@ class Generation:
         self._cancelled = False
         self._in_context = False
         self._waiter: asyncio.Future[None] | None = None
+        self._tap: Callable[[], bool] | None = None
+        self._tapping: asyncio.Handle | None = None
 
     @property
     def call_id(self) -> str:
@@ -175,7 +178,7 @@ class Generation:
 
     async def __anext__(self) -> list[Event]:
         while not self._cancelled:
-            if batch := self._drain():
+            if batch := self.take():
                 return batch
             if self._failure is not None or self._ended:
                 break
@@ -186,10 +189,22 @@ class Generation:
             raise self._failure
         raise StopAsyncIteration
 
-    def _drain(self) -> list[Event]:
+    def tap(self, take_now: Callable[[], bool]) -> None:
+        """Let `take_now` have what comes while the reader waits, short of the end.
+
+        It is called on the loop, once for all tokens that a step of the engine brings, and either
+        takes them with `take` and returns True, or leaves them to the reader, as when it cannot
+        pass them on at once. What it raises is raised to the reader. Waking the reader's task for
+        every token, and the coroutines that it awaits through, costs more than all that is done
+        with the token.
+        """
+        self._tap = take_now
+
+    def take(self) -> list[Event]:
+        """Everything that is new since the last item, perhaps nothing."""
         batch, self._events = self._events, []
         for choice in self._choices:
-            batch += choice.drain()
+            choice.drain(batch)
         return batch
 
     async def _wait(self) -> None:
@@ -201,8 +216,24 @@ class Generation:
             self._waiter = None
 
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
+        if self._waiter is None or self._waiter.done():
+            return
+        if self._tap is None or self._ended:
             self._waiter.set_result(None)
+        elif len(self._choices) == 1:
+            self._offer()
+        elif self._tapping is None:  # not at once, as the step may bring other choices' tokens
+            self._tapping = asyncio.get_running_loop().call_soon(self._offer)
+
+    def _offer(self) -> None:
+        self._tapping = None
+        if self._tap is None or self._waiter is None or self._waiter.done():
+            return
+        try:
+            if not self._tap():
+                self._waiter.set_result(None)
+        except Exception as error:
+            self._waiter.set_exception(error)
 
     def _end(self, reason: str) -> None:
         if self._ended:
@@ -223,7 +254,8 @@ class Generation:
     # choice.Owner
 
     def choice_changed(self, choice: Choice, *, sampled: bool) -> None:
-        self._seat(choice)
+        if self._unseated:
+            self._seat(choice)
         if sampled and self._told_top is not None and self._prompt_logprobs is not None:
             logprobs = self._prompt_logprobs.positions(self._told_top)
             self._events.append(PromptScored(logprobs=logprobs))
@@ -247,7 +279,8 @@ class Generation:
         if isinstance(notice, Preempted):
             self._timer.preempted()
         # What its reader has not taken came before
-        self._events += [*choice.drain(), notice]
+        choice.drain(self._events)
+        self._events.append(notice)
         self._wake()
 
     def choice_scored(self, scores: PromptScores) -> None:

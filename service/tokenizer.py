@@ -4,8 +4,9 @@ Control tokens cannot be forged through chat messages: a literal such as `<|im_e
 becomes the ordinary tokens of those characters, while the template's own stay real. The prompt of
 a raw completion is parsed with control tokens, as vLLM does: its author writes the whole format.
 
-Safe to share between threads: nothing here is changed after construction. Truncation and padding
-of a `tokenizers.Tokenizer` must never be set, since that would change it under a running encode.
+Safe to share between threads: nothing here is changed after construction, but for texts that are
+looked up once. Truncation and padding of a `tokenizers.Tokenizer` must never be set, since that
+would change it under a running encode.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ import tokenizers
 from cadenza.checkpoints.errors import CheckpointError
 from cadenza.checkpoints.gguf import read_gguf
 from cadenza.service.chat_template import USUAL, ChatOptions, ChatTemplate
+from cadenza.service.detokenizer import Detokenizer
 from cadenza.service.errors import InvalidRequest
 from cadenza.service.gguf_tokenizer import build_tokenizer
 from cadenza.service.token_bytes import TokenBytes
+from cadenza.service.token_texts import TokenTexts
 
 # Lone surrogates stand around a control token's literal while a template is rendered. No valid
 # text holds one (requests with surrogates are refused), so that no message can bring its own.
@@ -50,6 +53,9 @@ class Tokenizer:
         self.template = template
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
         self.bytes = TokenBytes(backend)
+        self._texts = {
+            skip: TokenTexts(backend, skip_special_tokens=skip) for skip in (False, True)
+        }
         self._prefix = list(prefix)
         literals = _control_literals(backend, template)
         self._literal = re.compile("|".join(map(re.escape, literals)) or "(?!)")
@@ -60,6 +66,15 @@ class Tokenizer:
     def max_chars_per_token(self) -> int:
         """No token stands for more characters than this; a bound for refusing before encoding."""
         return self.bytes.longest
+
+    def detokenizer(self, prompt: Sequence[int], *, skip_special_tokens: bool) -> Detokenizer:
+        """A decoder of what one choice adds to `prompt`."""
+        return Detokenizer(
+            self.backend,
+            prompt,
+            skip_special_tokens=skip_special_tokens,
+            texts=self._texts[skip_special_tokens],
+        )
 
     def encode_text(self, text: str, *, opened: bool = True) -> list[int]:
         """The ids of a raw prompt, with what opens it (BOS) where the model wants that.

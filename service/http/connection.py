@@ -24,6 +24,13 @@ class Connection(Protocol):
 
     limits: ConnectionLimits
 
+    def takes_more(self) -> bool:
+        """Whether more of the answer under way can be written without waiting for the client."""
+        ...
+
+    def write_more(self, data: bytes) -> None:
+        """Write a part of the answer under way, past ASGI. For small ones, where `takes_more`."""
+
     def abort(self) -> None:
         """Drop the connection with whatever has not been sent. Idempotent."""
 

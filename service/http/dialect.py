@@ -20,6 +20,7 @@ class ChoiceState:
 
     index: int  # over all prompts of the call
     begun: bool = False
+    around: tuple[bytes, bytes] | None = None  # the text in its chunks; None: not yet known
     num_chars: int = 0  # of the tokens told, for text offsets
     texts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)

@@ -14,8 +14,10 @@ from cadenza.service.errors import InvalidRequest, RequestError
 from cadenza.service.events import Delta, Echo, Event, Finished, Notice, PromptScored
 from cadenza.service.generation import Generation
 from cadenza.service.generator import Generator
+from cadenza.service.http import sse
 from cadenza.service.http.body import read_json
 from cadenza.service.http.call import Call
+from cadenza.service.http.connection import connection_of
 from cadenza.service.http.dialect import ChoiceState, Dialect
 from cadenza.service.http.disconnect import while_connected
 from cadenza.service.http.errors import JsonResponse, error_object, renamed
@@ -25,6 +27,8 @@ from cadenza.service.http.notices import EVENT, noticed, queued
 from cadenza.service.http.sse import EventStream, Named
 from cadenza.service.http.usage import usage
 from cadenza.service.http.wishes import read_wishes
+
+_HOLE = "(text)"
 
 
 class Endpoint:
@@ -56,7 +60,7 @@ class Endpoint:
                 await running.enter_async_context(generation)
             answer = Answer(self._dialect, call, generations)
             if call.stream:
-                await _stream(answer, EventStream(send))
+                await _stream(answer, EventStream(send, connection_of(scope)))
             else:
                 await JsonResponse(await answer.whole())(scope, receive, send)
 
@@ -68,6 +72,7 @@ class Endpoint:
 
 
 async def _stream(answer: Answer, stream: EventStream) -> None:
+    answer.tap(stream)
     try:
         async with aclosing(answer.chunks()) as chunks:
             async for events in chunks:
@@ -88,25 +93,47 @@ class Answer:
         self._generations = generations
         self._choices: dict[tuple[int, int], ChoiceState] = {}
         self._num_tokens = 0
+        self._tells_text = not (call.continuous_usage or call.token_ids)  # and nothing else
         self._id = dialect.id_prefix + generations[0].call_id
         self._created = int(time.time())
         for prompt, generation in enumerate(generations):
             for choice in range(generation.num_choices):
                 self._choices[prompt, choice] = ChoiceState(index=len(self._choices))
 
-    async def chunks(self) -> AsyncGenerator[list[Mapping[str, Any] | Named], None]:
-        """Every chunk and notice, those of one wake-up together; never an empty list."""
+    def tap(self, stream: EventStream) -> None:
+        """Pass on at once what comes while the reader of `chunks` waits, where that is plain text.
+
+        Prompts that share a stream take turns, and log-probabilities are work in bounded parts:
+        both are left to the reader.
+        """
+        if len(self._generations) > 1 or not self._call.requests[0].is_plain:
+            return
+        [generation] = self._generations
+
+        def take_now() -> bool:
+            if stream.takes_more:
+                stream.send_now(self._encoded(0, generation.take()))
+                return True
+            return False
+
+        generation.tap(take_now)
+
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        """Every chunk as an event, those of one wake-up together; never nothing."""
         if self._call.notices:
             places = [generation.queue_position for generation in self._generations]
-            yield [self._notice(queued(prompt, place)) for prompt, place in enumerate(places)]
+            told = [self._notice(queued(prompt, place)) for prompt, place in enumerate(places)]
+            yield b"".join(map(sse.encoded, told))
         async with aclosing(self._batches()) as batches:
             async for prompt, batch in batches:
-                if chunks := [chunk for event in batch for chunk in self._chunks(prompt, event)]:
+                if chunks := self._encoded(prompt, batch):
                     yield chunks
         if self._call.include_usage:
-            yield [
-                {**self._head(self._dialect.chunk_object), "choices": [], "usage": self._usage()}
-            ]
+            head = self._head(self._dialect.chunk_object)
+            yield sse.encoded({**head, "choices": [], "usage": self._usage()})
+
+    def _encoded(self, prompt: int, batch: list[Event]) -> bytes:
+        return b"".join([self._said(prompt, event) for event in batch])
 
     async def _batches(self) -> AsyncGenerator[tuple[int, list[Event]], None]:
         """What the generations tell, in batches that are short work, others' turns between them."""
@@ -159,10 +186,30 @@ class Answer:
         elif isinstance(event, Finished):
             self._choices[prompt, event.choice].finished = event
 
-    def _chunks(self, prompt: int, event: Event) -> list[Mapping[str, Any] | Named]:
-        if not isinstance(event, Delta | Finished):
-            return self._notices(prompt, event)
+    def _said(self, prompt: int, event: Event) -> bytes:
+        """What is sent of an event, perhaps nothing."""
+        if not isinstance(event, (Delta, Finished)):
+            return b"".join(map(sse.encoded, self._notices(prompt, event)))
         choice = self._choices[prompt, event.choice]
+        if isinstance(event, Delta):
+            self._num_tokens += len(event.token_ids)
+            if choice.begun and self._tells_text and not event.logprobs:
+                return self._with_text(choice, event.text)
+        return b"".join(map(sse.encoded, self._chunks(prompt, choice, event)))
+
+    def _with_text(self, choice: ChoiceState, text: str) -> bytes:
+        """The chunk of a delta that has nothing but text."""
+        if not text:
+            return b""
+        if choice.around is None:
+            delta = Delta(choice=choice.index, text=_HOLE, token_ids=())
+            choice.around = sse.around(self._chunk(self._dialect.delta(choice, delta)), _HOLE)
+        before, after = choice.around
+        return before + sse.json(text) + after
+
+    def _chunks(
+        self, prompt: int, choice: ChoiceState, event: Delta | Finished
+    ) -> list[dict[str, Any]]:
         said = []
         is_first = not choice.begun
         if is_first:
@@ -170,14 +217,12 @@ class Answer:
             said.append(self._dialect.opening(choice))
         if isinstance(event, Finished):
             said.append(self._dialect.ending(choice, event))
-        else:
-            self._num_tokens += len(event.token_ids)
-            if event.text or event.logprobs or (self._call.token_ids and event.token_ids):
-                said.append(self._delta(choice, event))
+        elif event.text or event.logprobs or (self._call.token_ids and event.token_ids):
+            said.append(self._delta(choice, event))
         chunks = [self._chunk(part) for part in said if part is not None]
         if is_first and chunks and self._call.token_ids:
             self._tell_prompt(chunks[0], chunks[0]["choices"][0], prompt)
-        return [*chunks]
+        return chunks
 
     def _delta(self, choice: ChoiceState, delta: Delta) -> dict[str, Any]:
         told = self._dialect.delta(choice, delta)

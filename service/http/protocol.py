@@ -36,6 +36,17 @@ class BoundedProtocol(HttpToolsProtocol):
 
     # Connection
 
+    def takes_more(self) -> bool:
+        answer = self._answering
+        return (
+            answer is not None
+            and answer.chunked_encoding is True
+            and not (answer.response_complete or answer.disconnected or self.flow.write_paused)
+        )
+
+    def write_more(self, data: bytes) -> None:
+        self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+
     def abort(self) -> None:
         """Drop the connection; uvicorn then misses nothing of an answer that was cut."""
         if self._answering is not None:

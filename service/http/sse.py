@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import msgspec
 from starlette.types import Send
+
+from cadenza.service.http.connection import Connection
 
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -14,7 +15,7 @@ _HEADERS = [
     (b"x-accel-buffering", b"no"),
 ]
 
-_encoder = msgspec.json.Encoder()
+json = msgspec.json.Encoder().encode
 
 
 class Named(NamedTuple):
@@ -24,16 +25,43 @@ class Named(NamedTuple):
     data: Any
 
 
+def encoded(event: Any) -> bytes:
+    """An event, which is a value as JSON, or a `Named` one."""
+    if isinstance(event, Named):
+        return b"event: %b\ndata: %b\n\n" % (event.type.encode(), json(event.data))
+    return b"data: %b\n\n" % json(event)
+
+
+def around(value: Any, hole: str) -> tuple[bytes, bytes]:
+    """What comes before and after the last `hole`, a text in `value`, in its event.
+
+    An event of another text is `before + json(text) + after`, which costs a fraction.
+    """
+    before, _, after = encoded(value).rpartition(json(hole))
+    return before, after
+
+
 class EventStream:
     """One response. Headers go out with the first event, so that until then it may be an error."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, connection: Connection) -> None:
         self._send = send
+        self._connection = connection
         self.started = False
 
-    async def send(self, events: Iterable[Any]) -> None:
-        """Send the events, encoded as JSON, in one write."""
-        await self._write(b"".join(map(_encode, events)))
+    async def send(self, events: bytes) -> None:
+        """Send encoded events in one write."""
+        await self._write(events)
+
+    @property
+    def takes_more(self) -> bool:
+        """Whether `send_now` may be called."""
+        return self.started and self._connection.takes_more()
+
+    def send_now(self, events: bytes) -> None:
+        """Send the encoded events of one step, while nobody waits in `send`."""
+        if events:
+            self._connection.write_more(events)
 
     async def finish(self) -> None:
         """The end of a whole answer."""
@@ -41,7 +69,7 @@ class EventStream:
 
     async def fail(self, error: Any) -> None:
         """The end of a cut answer: without [DONE], lest it be taken for a whole one."""
-        await self._write(b"data: %b\n\n" % _encoder.encode(error), more=False)
+        await self._write(encoded(error), more=False)
 
     async def _write(self, data: bytes, *, more: bool = True) -> None:
         if not data:
@@ -50,9 +78,3 @@ class EventStream:
             self.started = True
             await self._send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
-
-
-def _encode(event: Any) -> bytes:
-    if isinstance(event, Named):
-        return b"event: %b\ndata: %b\n\n" % (event.type.encode(), _encoder.encode(event.data))
-    return b"data: %b\n\n" % _encoder.encode(event)

@@ -26,6 +26,7 @@ from cadenza.service.events import (
 )
 from cadenza.service.generation import Generation
 from cadenza.service.request import GenerationRequest
+from cadenza.service.rpc import wire_format
 from cadenza.service.template_variables import VariableBudget
 from cadenza.v1 import generation_pb2 as pb
 
@@ -176,7 +177,7 @@ def field_path(field: str) -> str:
     return f"input.{field}"
 
 
-def accepted(request_id: str, generation: Generation) -> pb.Event:
+def accepted(request_id: str, generation: Generation) -> bytes:
     """The first event of a request."""
     body = pb.Accepted(
         id=generation.id,
@@ -185,21 +186,31 @@ def accepted(request_id: str, generation: Generation) -> pb.Event:
         num_choices=generation.num_choices,
         queue_position=generation.queue_position,
     )
-    return pb.Event(request_id=request_id, accepted=body)
+    return wire_format.event(pb.Event(request_id=request_id, accepted=body))
 
 
-def to_event(request_id: str, event: Event) -> pb.Event:
-    """One of a generation's events."""
+def encoded(request_id: str, event: Event) -> bytes:
+    """One of a generation's events, or of the `parts` of one."""
+    if isinstance(event, Delta):
+        return wire_format.tokens(
+            request_id,
+            event.choice,
+            encodable(event.text),
+            event.token_ids,
+            [_position(position) for position in event.logprobs],
+        )
+    return wire_format.event(_to_message(request_id, event))
+
+
+def _to_message(request_id: str, event: Event) -> pb.Event:
     match event:
-        case Delta():
-            return pb.Event(request_id=request_id, tokens=_tokens(event))
         case Finished():
             return pb.Event(request_id=request_id, choice_finished=_choice_finished(event))
         case PromptScored():
             scored = pb.PromptLogprobs(first=event.first, logprobs=map(_position, event.logprobs))
             return pb.Event(request_id=request_id, prompt_logprobs=scored)
-        case Echo():
-            raise ValueError("an echo is sent in parts")
+        case Echo() | Delta():
+            raise ValueError("an echo is sent in parts, which are deltas, and these as they are")
     return pb.Event(request_id=request_id, notice=_notice(event))
 
 
@@ -218,30 +229,31 @@ def _notice(notice: Notice) -> pb.Notice:
     assert_never(notice)
 
 
-def finished(request_id: str, usage: pb.Usage) -> pb.Event:
+def finished(request_id: str, usage: pb.Usage) -> bytes:
     """The terminal event of a request whose choices have all finished."""
-    return pb.Event(request_id=request_id, finished=pb.Finished(usage=usage))
+    return wire_format.event(pb.Event(request_id=request_id, finished=pb.Finished(usage=usage)))
 
 
-def parts(event: Event) -> Iterator[Event]:
+def parts(event: Event) -> Iterable[Event]:
     """`event` in pieces of a size that may be sent, each with what fits of the text.
 
     What an echo has of the prompt are deltas without ids.
     """
     match event:
-        case Echo():
-            yield from _parts(event, ())
         case Delta():
             if event.logprobs or len(event.text) > _MAX_CHARS or len(event.token_ids) > _MAX_IDS:
-                yield from _parts(event, event.token_ids)
-            else:
-                yield event
+                return _parts(event, event.token_ids)
+        case Echo():
+            return _parts(event, ())
         case PromptScored():
-            for start in range(0, len(event.logprobs), _MAX_POSITIONS):
-                part = event.logprobs[start : start + _MAX_POSITIONS]
-                yield PromptScored(first=start, logprobs=part)
-        case _:
-            yield event
+            return _scored_parts(event)
+    return (event,)
+
+
+def _scored_parts(scored: PromptScored) -> Iterator[PromptScored]:
+    for start in range(0, len(scored.logprobs), _MAX_POSITIONS):
+        part = scored.logprobs[start : start + _MAX_POSITIONS]
+        yield PromptScored(first=start, logprobs=part)
 
 
 def _parts(told: Delta | Echo, token_ids: Sequence[int]) -> Iterator[Delta]:
@@ -257,28 +269,18 @@ def _parts(told: Delta | Echo, token_ids: Sequence[int]) -> Iterator[Delta]:
         )
 
 
-def chunks(events: Iterable[pb.Event], limit: int = _CHUNK_BYTES) -> Iterator[list[pb.Event]]:
-    """All events in order, for messages of at most `limit` bytes or of one event."""
-    chunk: list[pb.Event] = []
+def messages(events: Iterable[bytes], limit: int = _CHUNK_BYTES) -> Iterator[bytes]:
+    """All encoded events in order, as messages of at most `limit` bytes or of one event."""
+    chunk: list[bytes] = []
     num_bytes = 0
     for event in events:
-        size = event.ByteSize()
-        if chunk and num_bytes + size > limit:
-            yield chunk
+        if chunk and num_bytes + len(event) > limit:
+            yield b"".join(chunk)
             chunk, num_bytes = [], 0
         chunk.append(event)
-        num_bytes += size
+        num_bytes += len(event)
     if chunk:
-        yield chunk
-
-
-def _tokens(delta: Delta) -> pb.Tokens:
-    return pb.Tokens(
-        choice=delta.choice,
-        text=encodable(delta.text),
-        token_ids=delta.token_ids,
-        logprobs=[_position(position) for position in delta.logprobs],
-    )
+        yield b"".join(chunk)
 
 
 def _position(position: PositionLogprobs) -> pb.PositionLogprobs:

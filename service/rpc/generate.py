@@ -9,11 +9,11 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from cadenza.service.generator import Generator
-from cadenza.service.rpc.codec import chunks, to_request
+from cadenza.service.rpc.codec import messages, to_request
 from cadenza.service.rpc.relay import relay
 from cadenza.v1 import generation_pb2 as pb
 
-Write: TypeAlias = Callable[[pb.GenerateResponse], Awaitable[None]]
+Write: TypeAlias = Callable[[bytes], Awaitable[None]]  # an encoded response
 
 
 async def generate(
@@ -29,5 +29,5 @@ async def generate(
     generation = await generator.submit(replace(to_request(request.input), deadline_s=deadline_s))
     async with aclosing(relay(generation)) as batches:
         async for events in batches:
-            for chunk in chunks(events):
-                await write(pb.GenerateResponse(events=chunk))
+            for message in messages(events):
+                await write(message)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-
-from cadenza.v1 import generation_pb2 as pb
+from collections.abc import Iterable
 
 
 class Outbox:
     """Many producers, one consumer. `put` never waits; producers wait for `room` before it."""
 
     def __init__(self) -> None:
-        self._events: list[pb.Event] = []
+        self._events: list[bytes] = []
         self._num_bytes = 0
         self._is_closed = False
         self._filled = asyncio.Event()
@@ -19,13 +18,14 @@ class Outbox:
 
     @property
     def num_bytes(self) -> int:
-        """Encoded size of the events that wait."""
+        """Size of the events that wait."""
         return self._num_bytes
 
-    def put(self, event: pb.Event) -> None:
-        """Append an event; at once, whatever waits already."""
-        self._events.append(event)
-        self._num_bytes += event.ByteSize()
+    def put(self, events: Iterable[bytes]) -> None:
+        """Append encoded events; at once, whatever waits already."""
+        for event in events:
+            self._events.append(event)
+            self._num_bytes += len(event)
         self._filled.set()
 
     async def room(self, limit: int) -> None:
@@ -33,7 +33,7 @@ class Outbox:
         while self._num_bytes >= limit:
             await self._taken.wait()
 
-    async def take(self) -> list[pb.Event]:
+    async def take(self) -> list[bytes]:
         """Wait for events and take all of them, in order. Empty: closed, and nothing is left."""
         await self._filled.wait()
         events, self._events, self._num_bytes = self._events, [], 0

@@ -1,9 +1,10 @@
-"""One request's life as protobuf events: the same for Generate and Session."""
+"""One request's life as encoded events: the same for Generate and Session."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from typing import Protocol
 
 from cadenza.service.events import Admitted, Event, Finished
 from cadenza.service.generation import Generation
@@ -11,57 +12,92 @@ from cadenza.service.rpc import codec
 from cadenza.v1 import generation_pb2 as pb
 
 
-class _Usage:
-    """Counts what a generation uses, and sees when it is over."""
+class Outlet(Protocol):
+    """Takes events past whoever iterates, while that one waits for them."""
 
-    def __init__(self, generation: Generation) -> None:
+    def has_room(self) -> bool:
+        """Whether events may be put."""
+
+    def put(self, events: Iterable[bytes]) -> None:
+        """Take events, in order, after all that was iterated before."""
+
+
+class _Telling:
+    """Encodes what a generation tells, counts what it uses, and sees when it is over."""
+
+    def __init__(
+        self, generation: Generation, request_id: str, on_event: Callable[[Event], None] | None
+    ) -> None:
+        self._request_id = request_id
+        self._on_event = on_event
         self._unfinished = generation.num_choices
         self._usage = pb.Usage(prompt_tokens=generation.prompt_tokens)
 
-    def add(self, event: Event) -> None:
-        if isinstance(event, Admitted):
-            self._usage.cached_tokens = event.cached_tokens
-        elif isinstance(event, Finished):
+    def encoded(self, batch: list[Event]) -> Iterator[list[bytes]]:
+        """All of a batch, in several lists where it has many log-probabilities."""
+        events: list[bytes] = []
+        for event in batch:
+            self._count(event)
+            if self._on_event is not None:
+                self._on_event(event)
+            for index, piece in enumerate(codec.parts(event)):
+                if index:
+                    yield events
+                    events = []
+                events.append(codec.encoded(self._request_id, piece))
+        if self.is_over:
+            events.append(codec.finished(self._request_id, self._usage))
+        yield events
+
+    def _count(self, event: Event) -> None:
+        if isinstance(event, Finished):
             self._usage.completion_tokens += event.completion_tokens
             self._unfinished -= 1
+        elif isinstance(event, Admitted):
+            self._usage.cached_tokens = event.cached_tokens
 
     @property
-    def final(self) -> pb.Usage | None:
-        """The whole usage, once every choice has finished."""
-        return None if self._unfinished else self._usage
+    def is_over(self) -> bool:
+        """Whether every choice has finished."""
+        return not self._unfinished
 
 
 async def relay(
-    generation: Generation, request_id: str = ""
-) -> AsyncGenerator[list[pb.Event], None]:
+    generation: Generation,
+    request_id: str = "",
+    outlet: Outlet | None = None,
+    on_event: Callable[[Event], None] | None = None,
+) -> AsyncGenerator[list[bytes], None]:
     """Batches of events from `accepted` to `finished`; the last batch ends with `finished`.
+
+    What comes while the caller waits for a batch goes to `outlet`, where there is one and it has
+    room: for requests without log-probabilities, whose events are little work. `on_event` is called
+    with each event of the generation before it is told.
 
     Raises a `RequestError` in place of what is missing. Closing the iterator, or cancelling it,
     cancels the generation; use `contextlib.aclosing`, and iterate at once.
     """
     async with generation:
         yield [codec.accepted(request_id, generation)]
-        usage = _Usage(generation)
+        telling = _Telling(generation, request_id, on_event)
+        if outlet is not None:
+            _tap(generation, telling, outlet)
         async for batch in generation:
-            for index, events in enumerate(_batches(request_id, batch, usage)):
+            for index, events in enumerate(telling.encoded(batch)):
                 if index:
                     await asyncio.sleep(0)  # others' turn
                 yield events
-            if usage.final is not None:
+            if telling.is_over:
                 return
     raise AssertionError("a generation ended before all of its choices did")
 
 
-def _batches(request_id: str, batch: list[Event], usage: _Usage) -> Iterator[list[pb.Event]]:
-    """All of a batch, in several lists where it has many log-probabilities."""
-    events: list[pb.Event] = []
-    for event in batch:
-        usage.add(event)
-        for index, piece in enumerate(codec.parts(event)):
-            if index:
-                yield events
-                events = []
-            events.append(codec.to_event(request_id, piece))
-    if (final := usage.final) is not None:
-        events.append(codec.finished(request_id, final))
-    yield events
+def _tap(generation: Generation, telling: _Telling, outlet: Outlet) -> None:
+    def take_now() -> bool:
+        if not outlet.has_room():
+            return False
+        for events in telling.encoded(generation.take()):
+            outlet.put(events)
+        return True
+
+    generation.tap(take_now)

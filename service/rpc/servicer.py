@@ -32,8 +32,9 @@ class GenerationServicer:
     """Runs the calls, and knows which are still running.
 
     The calls are coroutines that write, not async generators: gRPC leaves a cancelled generator to
-    the garbage collector, and the generation's cancel with it. They take bytes: gRPC answers bytes
-    that are no message with UNKNOWN and a traceback in the log.
+    the garbage collector, and the generation's cancel with it. They take bytes, as gRPC answers
+    bytes that are no message with UNKNOWN and a traceback in the log, and write bytes, as responses
+    are joined of events that are encoded already.
     """
 
     def __init__(self, generator: Generator, *, stall_s: float = STALL_S) -> None:
@@ -47,12 +48,8 @@ class GenerationServicer:
     def handlers(self) -> grpc.GenericRpcHandler:
         """What a server needs to route the service's methods here."""
         methods: dict[str, grpc.RpcMethodHandler[bytes, Any]] = {
-            "Generate": grpc.unary_stream_rpc_method_handler(
-                self.generate, response_serializer=pb.GenerateResponse.SerializeToString
-            ),
-            "Session": grpc.stream_stream_rpc_method_handler(
-                self.session, response_serializer=pb.SessionResponse.SerializeToString
-            ),
+            "Generate": grpc.unary_stream_rpc_method_handler(self.generate),
+            "Session": grpc.stream_stream_rpc_method_handler(self.session),
         }
         return grpc.method_handlers_generic_handler(SERVICE, methods)
 
@@ -129,6 +126,8 @@ class GenerationServicer:
         except Exception:
             _log.exception("call_failed")
             await status.abort(context, status.internal_error())
+        finally:
+            writer.close()
 
 
 class _Writer:
@@ -144,9 +143,12 @@ class _Writer:
         self._stall_s = stall_s
         self._call = asyncio.current_task()
         self._first: asyncio.Future[None] | None = None  # write
+        self._loop = asyncio.get_running_loop()
+        self._since_s: float | None = None  # when the write began that goes on; None: none does
+        self._watchdog = self._loop.call_later(stall_s, self._watch)
 
-    async def write(self, message: Message) -> None:
-        watchdog = asyncio.get_running_loop().call_later(self._stall_s, self._stall)
+    async def write(self, message: bytes) -> None:
+        self._since_s = self._loop.time()
         try:
             if self._first is None:
                 self._first = asyncio.ensure_future(self._context.write(message))
@@ -155,7 +157,20 @@ class _Writer:
             else:
                 await self._context.write(message)
         finally:
-            watchdog.cancel()
+            self._since_s = None
+
+    def close(self) -> None:
+        """Nothing is written any more."""
+        self._watchdog.cancel()
+
+    def _watch(self) -> None:
+        # One timer that looks again, rather than one for each of the writes
+        since_s = self._loop.time() if self._since_s is None else self._since_s
+        left_s = since_s + self._stall_s - self._loop.time()
+        if left_s > 0:
+            self._watchdog = self._loop.call_later(left_s, self._watch)
+        else:
+            self._stall()
 
     async def begun(self) -> None:
         """Wait, for a bounded time, until no first write is under way.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
@@ -21,7 +21,7 @@ from cadenza.service.errors import (
 )
 from cadenza.service.generator import Generator
 from cadenza.service.request import GenerationRequest
-from cadenza.service.rpc import status
+from cadenza.service.rpc import status, wire_format
 from cadenza.service.rpc.codec import to_request
 from cadenza.service.rpc.outbox import Outbox
 from cadenza.service.rpc.relay import relay
@@ -41,19 +41,27 @@ TOKENS_LIMIT_BYTES = 256 * 1024
 # Answers to the client's own actions may go further, so that a cancel passes full token buffers.
 REPLIES_LIMIT_BYTES = 2 * TOKENS_LIMIT_BYTES
 
-Write: TypeAlias = Callable[[pb.SessionResponse], Awaitable[None]]
+Write: TypeAlias = Callable[[bytes], Awaitable[None]]  # an encoded response
 
 _log = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True, eq=False)
 class _Live:
-    """A request between its submit and its terminal event."""
+    """A request between its submit and its terminal event. Implements `relay.Outlet`."""
 
     request_id: str
+    outbox: Outbox
     control: Control = field(default_factory=Control)
     transcript: Transcript | None = None  # from when its prompt is known
     task: asyncio.Task[None] = field(init=False)  # set by the reader, at once
+    is_over: bool = False  # it has had its terminal event
+
+    def has_room(self) -> bool:
+        return self.outbox.num_bytes < TOKENS_LIMIT_BYTES and not self.is_over
+
+    def put(self, events: Iterable[bytes]) -> None:
+        self.outbox.put(events)
 
 
 class Session:
@@ -158,7 +166,7 @@ class Session:
             self._refuse(request_id, error)
         else:
             self._ended.pop(request_id, None)
-            live = self._live[request_id] = _Live(request_id)
+            live = self._live[request_id] = _Live(request_id, self._outbox)
             live.task = tasks.create_task(self._serve(live, request))
 
     def _appended(self, append: pb.Append) -> GenerationRequest:
@@ -220,14 +228,14 @@ class Session:
         return None
 
     def _refuse(self, request_id: str, error: RequestError) -> None:
-        self._outbox.put(status.failed(request_id, error))
+        self._outbox.put([wire_format.event(status.failed(request_id, error))])
 
     def _cancel(self, action: pb.Cancel) -> None:
         if live := self._find(action.request_id):
             self._transcripts.failed(live.request_id)
             self._forget(live)
             live.task.cancel()
-            self._outbox.put(status.cancelled(live.request_id))
+            self._outbox.put([wire_format.event(status.cancelled(live.request_id))])
 
     async def _serve(self, live: _Live, request: GenerationRequest) -> None:
         """Run one request to its terminal event. Raises nothing but CancelledError."""
@@ -238,35 +246,39 @@ class Session:
                 request.cache_salt,
                 tells_stop=bool(request.include_stop_str_in_output),
             )
-            async with aclosing(relay(generation, live.request_id)) as batches:
+            told = relay(
+                generation,
+                live.request_id,
+                outlet=live if request.is_plain else None,
+                on_event=live.transcript.add,
+            )
+            async with aclosing(told) as batches:
                 async for events in batches:
-                    for event in events:
-                        await self._put(live, event)
+                    await self._put(live, events)
         except RequestError as error:
-            await self._put(live, status.failed(live.request_id, error))
+            await self._fail(live, error)
         except Exception:
             _log.exception("request_failed", call="Session")
-            await self._put(live, status.failed(live.request_id, status.internal_error()))
+            await self._fail(live, status.internal_error())
+        else:  # nothing has run since its last event was put
+            self._transcripts.finished(live.request_id, live.transcript)
+            self._forget(live)
 
-    async def _put(self, live: _Live, event: pb.Event) -> None:
+    async def _fail(self, live: _Live, error: RequestError) -> None:
+        await self._put(live, [wire_format.event(status.failed(live.request_id, error))])
+        self._transcripts.failed(live.request_id)
+        self._forget(live)
+
+    async def _put(self, live: _Live, events: Iterable[bytes]) -> None:
         await self._outbox.room(TOKENS_LIMIT_BYTES)
-        if self._live.get(live.request_id) is not live:
+        if live.is_over:
             # The request has had its terminal event, but something it awaited lost the
             # cancellation (asyncio.wait_for does so until Python 3.12).
             raise asyncio.CancelledError
-        self._outbox.put(event)
-        match event.WhichOneof("event"):
-            case "finished":
-                assert live.transcript is not None
-                self._transcripts.finished(live.request_id, live.transcript)
-                self._forget(live)
-            case "failed":
-                self._transcripts.failed(live.request_id)
-                self._forget(live)
-            case _ if live.transcript is not None:
-                live.transcript.add(event)
+        self._outbox.put(events)
 
     def _forget(self, live: _Live) -> None:
+        live.is_over = True
         del self._live[live.request_id]
         self._ended[live.request_id] = None
         if len(self._ended) > MAX_ENDED:
@@ -280,7 +292,7 @@ class Session:
     async def _write_responses(self) -> None:
         """Write all that waits as one message, until the outbox is closed and empty."""
         while events := await self._outbox.take():
-            await self._write(pb.SessionResponse(events=events))
+            await self._write(b"".join(events))
 
 
 def _request(submit: pb.Submit | pb.Append) -> GenerationRequest:

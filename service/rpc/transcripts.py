@@ -7,8 +7,8 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from cadenza.service.errors import InvalidRequest, UnknownRequest
+from cadenza.service.events import Delta, Event, Finished, FinishReason
 from cadenza.service.request import Former
-from cadenza.v1 import generation_pb2 as pb
 
 MAX_KEPT = 256  # requests a stream
 MAX_KEPT_TOKENS = 256 * 1024  # a stream, which is 1 MiB
@@ -33,17 +33,15 @@ class Transcript:
     def num_choices(self) -> int:
         return len(self._turn_ended)
 
-    def add(self, event: pb.Event) -> None:
+    def add(self, event: Event) -> None:
         """Take in one of the request's events."""
-        match event.WhichOneof("event"):
-            case "tokens":
-                output = self._outputs.get(event.tokens.choice)
-                if output is None:
-                    output = self._outputs[event.tokens.choice] = array("I")
-                output.extend(event.tokens.token_ids)
-            case "choice_finished":
-                end = event.choice_finished
-                self._turn_ended[end.choice] = self._ends_turn(end)
+        if isinstance(event, Delta):
+            output = self._outputs.get(event.choice)
+            if output is None:
+                output = self._outputs[event.choice] = array("I")
+            output.extend(event.token_ids)
+        elif isinstance(event, Finished):
+            self._turn_ended[event.choice] = self._ends_turn(event)
 
     def close(self) -> None:
         """The request has finished: what it was made of may be let go."""
@@ -57,16 +55,14 @@ class Transcript:
             turn_ended=bool(output) and self._turn_ended[choice],
         )
 
-    def _ends_turn(self, end: pb.ChoiceFinished) -> bool:
+    def _ends_turn(self, end: Finished) -> bool:
         """Whether the last token ended the choice and has no part in its text."""
-        if end.reason != pb.FINISH_REASON_STOP:
+        if end.reason is not FinishReason.STOP:
             return False
-        match end.WhichOneof("stop_reason"):
-            case None:
-                return True
-            case "stop_token_id":
-                return not self._tells_stop
-        return False  # a stop string may be the end of some text
+        if end.stop_reason is None:
+            return True
+        # A stop string may be the end of some text
+        return isinstance(end.stop_reason, int) and not self._tells_stop
 
 
 class Transcripts:

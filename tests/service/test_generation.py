@@ -811,7 +811,7 @@ def test_encoding_never_runs_on_the_loops_thread(run, open_front, monkeypatch):
         "cadenza.service.generator.pack_ids",
         "cadenza.service.generator.Generation",
         "cadenza.service.generation.Choice",
-        "cadenza.service.choice.Detokenizer",
+        "cadenza.service.tokenizer.Detokenizer",
     ],
 )
 def test_a_request_that_cannot_be_built_leaves_no_place_taken(run, open_front, monkeypatch, broken):

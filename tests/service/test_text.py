@@ -12,6 +12,7 @@ from tokenizers import decoders, models
 
 from cadenza.service.detokenizer import Detokenizer
 from cadenza.service.stop_strings import StopStrings
+from cadenza.service.token_texts import TokenTexts
 
 from .byte_tokenizer import make_tokenizer
 
@@ -60,6 +61,24 @@ def test_leading_spaces_survive_a_decoder_that_strips_them():
     stream = Detokenizer(backend, [1])
 
     assert "".join([stream.push(2), stream.push(1), stream.flush()]) == " b a"
+
+
+def test_a_token_has_a_text_alone_where_no_context_can_change_it():
+    end = BACKEND.token_to_id("<|end|>")
+    texts = {skip: TokenTexts(BACKEND, skip_special_tokens=skip) for skip in (False, True)}
+
+    assert texts[True][TOKENIZER.encode_text("a")[0]] == "a"
+    assert texts[True][TOKENIZER.encode_text("č")[0]] is None  # half a character
+    assert (texts[True][end], texts[False][end]) == ("", "<|end|>")
+
+
+def test_tokens_of_decoders_that_look_at_what_is_around_have_no_text_alone():
+    backend = tokenizers.Tokenizer(models.WordLevel(vocab={"a": 0}, unk_token="a"))
+    for decoder in (None, decoders.Metaspace(), decoders.WordPiece(), decoders.Strip(" ", 1, 0)):
+        if decoder is not None:
+            backend.decoder = decoder
+
+        assert TokenTexts(backend, skip_special_tokens=True)[0] is None
 
 
 def match(stops, pieces):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import msgspec
 import pytest
@@ -83,9 +84,9 @@ def test_a_reader_that_lags_gets_bounded_events_and_lets_others_run(run, open_fr
                 task = asyncio.create_task(other())
                 sizes = [
                     len(next(iter(choice["logprobs"].values())))
-                    async for chunks in Answer(dialect, call, [generation]).chunks()
-                    for chunk in chunks
-                    for choice in chunk["choices"]
+                    async for events in Answer(dialect, call, [generation]).chunks()
+                    for event in events.split(b"\n\n")[:-1]
+                    for choice in json.loads(event.removeprefix(b"data: "))["choices"]
                     if choice["logprobs"]
                 ]
                 task.cancel()

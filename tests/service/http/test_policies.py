@@ -244,7 +244,7 @@ def test_streams_go_on_through_changes(run, serve: OpenServed):
                 assert texts(await stream) == texts(alone)
             assert served.front.is_clean()
 
-    def texts(events: list[Any]) -> list[str]:
-        return [event["choices"][0]["text"] for event in events if event != "[DONE]"]
+    def texts(events: list[Any]) -> str:
+        return "".join(event["choices"][0]["text"] for event in events if event != "[DONE]")
 
     run(main())

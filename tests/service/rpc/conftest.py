@@ -74,6 +74,9 @@ class FakeGeneration:
             )
         )
 
+    def tap(self, take_now: Callable[[], bool]) -> None:
+        """What is fed is for whoever iterates."""
+
     async def __aiter__(self) -> AsyncIterator[list[Event]]:
         unfinished = self.num_choices
         while unfinished:

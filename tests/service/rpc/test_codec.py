@@ -14,6 +14,7 @@ from cadenza.service.events import (
     Admitted,
     Delta,
     Echo,
+    Event,
     Finished,
     FinishReason,
     Parked,
@@ -44,6 +45,12 @@ READY = Ready(
     dtype="float32",
     load_s=0.1,
 )
+
+
+def told(request_id: str, event: Event) -> pb.Event:
+    """An event as its reader gets it."""
+    [sent] = pb.SessionResponse.FromString(codec.encoded(request_id, event)).events
+    return sent
 
 
 def test_what_the_client_left_out_is_left_to_the_defaults():
@@ -335,7 +342,7 @@ def test_tokens_carry_text_ids_and_logprobs():
         token_ids=[5],
         logprobs=[PositionLogprobs(sampled=sampled, top=[sampled, best])],
     )
-    tokens = codec.to_event("r", delta).tokens
+    tokens = told("r", delta).tokens
 
     assert (tokens.choice, tokens.text, list(tokens.token_ids)) == (1, "hé", [5])
     (position,) = tokens.logprobs
@@ -357,7 +364,7 @@ def test_the_parts_of_what_is_long_fit_a_message_and_join_to_it(kind, num_chars,
     assert [token for part in parts for token in part.token_ids] == ids
     assert {part.choice for part in parts} == {1}
     assert len(parts) == max(1, -(-num_chars // 262_144), -(-len(ids) // 262_144))
-    assert max(codec.to_event("a", part).ByteSize() for part in parts) < 2 << 20
+    assert max(len(codec.encoded("a", part)) for part in parts) < 2 << 20
 
 
 @pytest.mark.parametrize("num_tokens", [0, 1, 256, 257, 1000])
@@ -376,27 +383,27 @@ def test_the_parts_of_a_delta_join_to_the_whole(num_tokens):
     assert max(len(part.logprobs) for part in parts) <= 256
 
 
-def test_chunks_keep_the_order_and_the_limit():
-    events = [pb.Event(request_id="x" * size) for size in (10, 10, 100, 1, 1)]
-    chunks = list(codec.chunks(events, limit=40))
+def test_messages_keep_the_order_and_the_limit():
+    names = ["x" * size for size in (10, 10, 100, 1, 1)]
+    events = [codec.encoded(name, Parked(choice=0)) for name in names]
+    messages = [pb.GenerateResponse.FromString(each) for each in codec.messages(events, limit=40)]
 
-    assert [len(chunk) for chunk in chunks] == [2, 1, 2]
-    assert [event for chunk in chunks for event in chunk] == events
-    assert list(codec.chunks([], limit=40)) == []
+    assert [len(message.events) for message in messages] == [2, 1, 2]
+    assert [event.request_id for message in messages for event in message.events] == names
+    assert list(codec.messages([], limit=40)) == []
 
 
 def test_a_lone_surrogate_becomes_a_replacement_character():
-    event = codec.to_event("r", Delta(choice=0, text="a\udcafé😀\ud800", token_ids=[1]))
+    event = told("r", Delta(choice=0, text="a\udcafé😀\ud800", token_ids=[1]))
 
     assert event.tokens.text == "a\ufffdé😀\ufffd"
-    assert pb.Event.FromString(event.SerializeToString()) == event
 
 
 @pytest.mark.parametrize("notice", [Preempted, Resumed, Parked, Unparked])
 def test_a_notice_tells_what_the_scheduler_did_with_which_choice(notice):
     kind = notice.__name__.lower()
 
-    event = codec.to_event("r", notice(choice=2))
+    event = told("r", notice(choice=2))
 
     assert event.request_id == "r"
     assert event.notice.WhichOneof("notice") == kind
@@ -404,10 +411,10 @@ def test_a_notice_tells_what_the_scheduler_did_with_which_choice(notice):
 
 
 def test_an_admission_tells_how_much_was_cached():
-    event = codec.to_event("r", Admitted(cached_tokens=0))
+    event = told("r", Admitted(cached_tokens=0))
 
     assert event.notice.WhichOneof("notice") == "admitted"
-    assert codec.to_event("r", Admitted(cached_tokens=8)).notice.admitted.cached_tokens == 8
+    assert told("r", Admitted(cached_tokens=8)).notice.admitted.cached_tokens == 8
 
 
 @pytest.mark.parametrize(
@@ -418,7 +425,7 @@ def test_a_choice_tells_what_stopped_it(stop_reason, kind, value):
     event = Finished(
         choice=1, reason=FinishReason.STOP, stop_reason=stop_reason, completion_tokens=9
     )
-    message = codec.to_event("r", event).choice_finished
+    message = told("r", event).choice_finished
 
     assert (message.choice, message.completion_tokens) == (1, 9)
     assert message.reason == pb.FINISH_REASON_STOP
@@ -429,6 +436,6 @@ def test_a_choice_tells_what_stopped_it(stop_reason, kind, value):
 @pytest.mark.parametrize("reason", FinishReason)
 def test_every_finish_reason_has_a_name_in_the_proto(reason):
     event = Finished(choice=0, reason=reason, stop_reason=None, completion_tokens=1)
-    sent = codec.to_event("r", event).choice_finished.reason
+    sent = told("r", event).choice_finished.reason
 
     assert pb.FinishReason.Name(sent) == f"FINISH_REASON_{reason.name}"

@@ -7,19 +7,15 @@ import asyncio
 import pytest
 
 from cadenza.service.rpc.outbox import Outbox
-from cadenza.v1 import generation_pb2 as pb
-
-
-def event(name: str) -> pb.Event:
-    return pb.Event(request_id=name)
 
 
 async def test_take_gives_all_that_waits_in_order():
     outbox = Outbox()
-    for name in "abc":
-        outbox.put(event(name))
+    outbox.put([b"a", b"bb"])
+    outbox.put([b"c"])
 
-    assert [event.request_id for event in await outbox.take()] == ["a", "b", "c"]
+    assert outbox.num_bytes == 4
+    assert await outbox.take() == [b"a", b"bb", b"c"]
     assert outbox.num_bytes == 0
 
 
@@ -28,16 +24,16 @@ async def test_take_waits_for_an_event():
     taking = asyncio.create_task(outbox.take())
     await asyncio.sleep(0)
     assert not taking.done()
-    outbox.put(event("a"))
+    outbox.put([b"a"])
 
-    assert await taking == [event("a")]
+    assert await taking == [b"a"]
 
 
 async def test_room_waits_for_a_take_and_counts_again():
     outbox = Outbox()
-    outbox.put(event("a"))
-    waiters = [asyncio.create_task(outbox.room(event("a").ByteSize())) for _ in range(2)]
-    waiters[0].add_done_callback(lambda _: outbox.put(event("b")))
+    outbox.put([b"abc"])
+    waiters = [asyncio.create_task(outbox.room(3)) for _ in range(2)]
+    waiters[0].add_done_callback(lambda _: outbox.put([b"abc"]))
     await asyncio.sleep(0)
     assert not any(waiter.done() for waiter in waiters)
     await outbox.take()
@@ -53,9 +49,9 @@ async def test_there_is_room_in_an_empty_outbox(limit):
 
 async def test_a_closed_outbox_gives_out_what_is_left_then_nothing():
     outbox = Outbox()
-    outbox.put(event("a"))
+    outbox.put([b"a"])
     outbox.close()
 
-    assert await outbox.take() == [event("a")]
+    assert await outbox.take() == [b"a"]
     assert await outbox.take() == []
     assert await outbox.take() == []

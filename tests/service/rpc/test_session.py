@@ -58,9 +58,9 @@ class Client:
             self.num_taken += 1
             yield action
 
-    async def write(self, response: pb.SessionResponse) -> None:
+    async def write(self, response: bytes) -> None:
         await self.reads.wait()
-        self.responses.append(response)
+        self.responses.append(pb.SessionResponse.FromString(response))
 
     @property
     def events(self) -> list[pb.Event]:

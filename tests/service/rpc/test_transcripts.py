@@ -5,19 +5,28 @@ from __future__ import annotations
 import pytest
 
 from cadenza.service.errors import InvalidRequest, UnknownRequest
+from cadenza.service.events import Delta, Finished, FinishReason
 from cadenza.service.rpc.transcripts import Transcript, Transcripts
-from cadenza.v1 import generation_pb2 as pb
 
-STOP, LENGTH = pb.FINISH_REASON_STOP, pb.FINISH_REASON_LENGTH
+STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
+
+
+def output(*token_ids: int, choice: int = 0) -> Delta:
+    return Delta(choice=choice, text="", token_ids=token_ids)
+
+
+def end_of(
+    choice: int = 0, reason: FinishReason = LENGTH, stop_reason: str | int | None = None
+) -> Finished:
+    return Finished(choice=choice, reason=reason, stop_reason=stop_reason, completion_tokens=1)
 
 
 def transcript_of(*tokens: int, tells_stop: bool = False, **end: object) -> Transcript:
     """Of a prompt [1, 2] and one output."""
     transcript = Transcript([1, 2], None, tells_stop=tells_stop)
     for token in tokens:
-        transcript.add(pb.Event(tokens=pb.Tokens(choice=0, token_ids=[token])))
-    finished = pb.ChoiceFinished(choice=0, **{"reason": LENGTH, **end})
-    transcript.add(pb.Event(choice_finished=finished))
+        transcript.add(output(token))
+    transcript.add(end_of(**end))
     return transcript
 
 
@@ -31,10 +40,9 @@ def test_the_prompt_and_the_output_are_gone_on_from():
 def test_outputs_of_several_choices_are_kept_apart():
     transcript = Transcript([1], None, tells_stop=False)
     for choice, token in ((0, 5), (1, 6), (0, 7), (1, 8)):
-        transcript.add(pb.Event(tokens=pb.Tokens(choice=choice, token_ids=[token])))
+        transcript.add(output(token, choice=choice))
     for choice, reason in ((1, LENGTH), (0, STOP)):
-        end = pb.ChoiceFinished(choice=choice, reason=reason)
-        transcript.add(pb.Event(choice_finished=end))
+        transcript.add(end_of(choice, reason))
     formers = [transcript.former(choice) for choice in (0, 1)]
 
     assert [list(former.token_ids) for former in formers] == [[1, 5, 7], [1, 6, 8]]
@@ -47,11 +55,11 @@ def test_outputs_of_several_choices_are_kept_apart():
         ({"reason": LENGTH}, False, False),
         ({"reason": STOP}, False, True),
         ({"reason": STOP}, True, True),
-        ({"reason": STOP, "stop_token_id": 9}, False, True),
-        ({"reason": STOP, "stop_token_id": 9}, True, False),
-        ({"reason": STOP, "stop_token_id": 0}, False, True),
-        ({"reason": STOP, "stop_string": "x"}, False, False),
-        ({"reason": STOP, "stop_string": ""}, False, False),
+        ({"reason": STOP, "stop_reason": 9}, False, True),
+        ({"reason": STOP, "stop_reason": 9}, True, False),
+        ({"reason": STOP, "stop_reason": 0}, False, True),
+        ({"reason": STOP, "stop_reason": "x"}, False, False),
+        ({"reason": STOP, "stop_reason": ""}, False, False),
     ],
 )
 def test_a_token_that_ended_the_turn_and_is_no_text_is_known(end, tells_stop, is_ended):

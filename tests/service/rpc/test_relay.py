@@ -1,0 +1,64 @@
+"""A request's events, through the outlet and past it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from contextlib import aclosing
+
+import pytest
+
+from cadenza.service.request import GenerationRequest
+from cadenza.service.rpc.relay import relay
+from cadenza.v1 import generation_pb2 as pb
+
+
+class Outlet:
+    def __init__(self, *, is_open: bool) -> None:
+        self.is_open = is_open
+        self.events: list[bytes] = []
+        self.num_put = 0
+
+    def has_room(self) -> bool:
+        return self.is_open
+
+    def put(self, events: Iterable[bytes]) -> None:
+        self.num_put += 1
+        self.events += events
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("is_open", [True, False])
+async def test_all_is_told_in_order_whichever_way_it_goes(open_front, is_open, n):
+    outlet = Outlet(is_open=is_open)
+    async with open_front() as front:
+        front.engine.auto = False
+        front.says("hello")
+        request = GenerationRequest(text="x", max_tokens=5, n=n)
+        generation = await front.generator.submit(request)
+
+        async def read() -> None:
+            async with aclosing(relay(generation, "r", outlet)) as batches:
+                async for events in batches:
+                    outlet.events += events
+
+        reading = asyncio.create_task(read())
+        await front.engine.until(lambda: bool(front.engine.waiting))
+        for _ in range(5):
+            front.engine.step()
+            await asyncio.sleep(0.005)
+        await reading
+    events = pb.SessionResponse.FromString(b"".join(outlet.events)).events
+    kinds = [event.WhichOneof("event") for event in events]
+
+    assert bool(outlet.num_put) is is_open
+    assert kinds[:2] == ["accepted", "notice"]
+    assert kinds[-1] == "finished"
+    assert kinds.count("choice_finished") == n
+    ended = [event.choice_finished for event in events if event.HasField("choice_finished")]
+    generated = sum(choice.completion_tokens for choice in ended)
+    assert events[-1].finished.usage.completion_tokens == generated
+    assert events[-1].finished.usage.cached_tokens == events[1].notice.admitted.cached_tokens
+    for choice in range(n):
+        tokens = [event.tokens for event in events if event.HasField("tokens")]
+        assert "".join(each.text for each in tokens if each.choice == choice) == "hello"
