@@ -93,6 +93,7 @@ class EnginePolicies:
         self._blame = blame
         self._limit_s = limit_s
         self._live = self._library.profile(config.chosen, config.options, digests=config.digests)
+        self._library.settle(self._live)
         self._runner = PolicyRunner(self._live, timer=timer, guard=guard, blame=blame)
         self._told_uses_s = -math.inf
         self._told_calls = 0
@@ -195,6 +196,7 @@ class EnginePolicies:
         except ProfileError as error:  # instances built anew meanwhile cannot be taken over
             aside(profile.let_go, self._limit_s)
             return str(error)
+        self._library.settle(profile)
         return None
 
     def _take_over(self, watermark: float | None, profile: Profile, scheduler: Scheduler) -> None:

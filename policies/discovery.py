@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
@@ -41,6 +42,11 @@ class Found:
         """Whether the file says something else by now. One that is gone says nothing."""
         return self.digest is not None and digest_of(self.cls) not in (None, self.digest)
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether the file that it was loaded from is no more."""
+        return self.digest is not None and digest_of(self.cls) is None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Catalog:
@@ -52,11 +58,6 @@ class Catalog:
     @property
     def classes(self) -> dict[str, type]:
         return {name: found.cls for name, found in self.policies.items()}
-
-    @property
-    def stale(self) -> frozenset[str]:
-        """The policies whose files have changed since they were loaded. Reads the files."""
-        return frozenset(name for name, found in self.policies.items() if found.is_stale)
 
     def from_source(self, source: str) -> dict[str, Found]:
         """The policies that are from there."""
@@ -111,6 +112,19 @@ def installed() -> tuple[str, ...]:
     """The names that an allow-list may have: of entry points of the group, and of distributions."""
     points = entry_points(group=PROJECT)
     return tuple(sorted({name for point in points for name in _names(point)}))
+
+
+def forget_modules(found: Found) -> None:
+    """Have the module of a distribution's policy, and those of its entry points, run once more.
+
+    What these import besides stays as it was loaded. Files run anew whenever they are added.
+    """
+    if found.version is None:
+        return
+    points = entry_points(group=PROJECT)
+    modules = {point.module for point in points if _distribution(point) == found.source}
+    for name in modules | {found.cls.__module__}:
+        sys.modules.pop(name, None)
 
 
 class Discovery:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from cadenza.policies.contract import hooks_of
-from cadenza.policies.discovery import Catalog, discover
+from cadenza.policies.discovery import Catalog, Found, discover, forget_modules
 from cadenza.policies.errors import ProfileError, describe
 from cadenza.policies.hook_guard import forget_frames
 from cadenza.policies.preparation import Preparation
@@ -25,9 +27,11 @@ LIMIT_S = 20.0  # for imports, constructors and the trial; some libraries take s
 class Library:
     """Finds policies once, and again when a profile names one that is not known.
 
-    A class that is known stays what it is, whatever becomes of its file, so that instances of it
-    can be kept from one profile to the next. Once its file has changed it cannot be chosen anew:
-    nobody would expect the old one, and another process might have loaded the new one.
+    A class that decides or has decided (`settle`) stays what it is, whatever becomes of its file,
+    so that instances of it can be kept from one profile to the next. Once its file has changed it
+    cannot be chosen anew: nobody would expect the old one, and another process might have loaded
+    the new one. A file or distribution of which nothing has decided yet is loaded anew when it has
+    changed and one of its policies is named, and forgotten when it is gone.
     """
 
     def __init__(
@@ -42,6 +46,35 @@ class Library:
         self._where = plugins_dir, allowed
         self._trace = trace
         self.catalog = catalog or discover(*self._where)
+        self._settled: set[str] = set()  # sources of policies that have decided
+
+    def settle(self, profile: Profile) -> None:
+        """The policies of `profile` decide, or are asked besides, from now on."""
+        found = self.catalog.policies
+        self._settled |= {found[policy].source for policy in profile.policies if policy in found}
+
+    @property
+    def present(self) -> Catalog:
+        """What is known, without what is gone and has never decided. Reads the files."""
+        found = self.catalog.policies.items()
+        gone = {name for name, each in found if self._is_renewable(each) and each.is_gone}
+        return Catalog(policies={name: each for name, each in found if name not in gone})
+
+    @property
+    def stale(self) -> frozenset[str]:
+        """The policies that only a restart loads as their files are now. Reads the files."""
+        found = self.catalog.policies.items()
+        return frozenset(
+            name for name, each in found if not self._is_renewable(each) and each.is_stale
+        )
+
+    def _is_renewable(self, found: Found) -> bool:
+        return found.digest is not None and found.source not in self._settled
+
+    def _is_outdated(self, name: str) -> bool:
+        """Whether what is known under this name is no longer there, and can be looked for again."""
+        found = self.catalog.policies[name]
+        return self._is_renewable(found) and (found.is_stale or found.is_gone)
 
     def profile(
         self,
@@ -60,7 +93,7 @@ class Library:
             ProfileError: everything that is wrong with it, `faults` among it.
         """
         named = {name: None for names in chosen.values() for name in names}
-        if not named.keys() <= {*self.catalog.policies}:
+        if any(name not in self.catalog.policies or self._is_outdated(name) for name in named):
             faults = (*self._look_again(), *faults)
         known = () if before is None else before.policies
         faults = (*faults, *self._outdated(name for name in named if name not in known))
@@ -101,18 +134,17 @@ class Library:
         for name in names:
             found = self.catalog.policies.get(name)
             if found is not None and found.is_stale:
-                yield (
-                    f"policy {name!r}: its file ({found.source}) has changed since it was loaded; "
-                    "restart the service to have it loaded anew"
-                )
+                remedy = "restart the service to have it loaded anew"
+                yield f"policy {name!r}: {_change(found)}; {remedy}"
 
     def _differing(self, digests: Mapping[str, str]) -> Iterator[str]:
         for name, digest in digests.items():
             found = self.catalog.policies.get(name)
             if found is not None and found.digest != digest:
+                remedy = "choose it again" if self._is_renewable(found) else "restart the service"
                 yield (
                     f"policy {name!r}: front and engine process have loaded different versions of "
-                    f"its file ({found.source}); restart the service"
+                    f"its file ({found.source}); {remedy}"
                 )
 
     def try_out(
@@ -140,10 +172,31 @@ class Library:
 
     def _look_again(self) -> tuple[str, ...]:
         """Add what was installed since; what is wrong with it concerns the one who wanted it."""
+        known = self.catalog.policies
+        outdated = {name: each for name, each in known.items() if self._is_outdated(name)}
+        for each in outdated.values():
+            forget_modules(each)
         importlib.invalidate_caches()
         found = discover(*self._where, known=self.catalog)
-        self.catalog = Catalog(policies={**found.policies, **self.catalog.policies})
+        # A class that came again under the same name is as it was, whatever its file says now
+        stays = {
+            name: each
+            for name, each in known.items()
+            if name not in outdated
+            or (name in found.policies and found.policies[name].cls is each.cls)
+        }
+        self.catalog = Catalog(policies={**found.policies, **stays})
         return found.faults
+
+
+def _change(found: Found) -> str:
+    """What has become of a policy since it was loaded."""
+    if found.version is not None:
+        with suppress(PackageNotFoundError):
+            now = version(found.source)
+            if now != found.version:
+                return f"{found.source} was {found.version} when it was loaded, {now} is installed"
+    return f"its file ({found.source}) has changed since it was loaded"
 
 
 def prepare(build: Callable[[], Profile]) -> Preparation[Profile]:

@@ -85,6 +85,7 @@ class PolicyControl:
         self._may_set_watermark = may_set_watermark
         self._shadow_preset: str | None = None
         self._change: asyncio.Task[None] | None = None
+        library.settle(policies.profile)
 
     async def describe(self) -> PolicyReport:
         """Which policies there are, which of them decide, and how they fare.
@@ -94,10 +95,13 @@ class PolicyControl:
         """
         state = await self._engine.ask(DescribePolicies)
         assert isinstance(state, PoliciesState)
+        present, stale = await asyncio.to_thread(
+            lambda: (self._library.present, self._library.stale)
+        )
         return report(
             state,
-            self._library.catalog,
-            await asyncio.to_thread(lambda: self._library.catalog.stale),
+            present,
+            stale,
             self._policies,
             preset=self._preset,
             shadow_preset=self._shadow_preset,
@@ -164,6 +168,7 @@ class PolicyControl:
         except BaseException:
             self._let_go(profile)
             raise
+        self._library.settle(profile)
         try:
             self._policies.use(profile)
         except ProfileError as error:  # what it should take over was built anew meanwhile
@@ -186,6 +191,8 @@ class PolicyControl:
         except BaseException:
             self._let_go(profile)
             raise
+        if profile is not None:
+            self._library.settle(profile)
         self._let_go(self._policies.shadow(profile))
         self._shadow_preset = choices.preset if choices is not None else None
 

@@ -30,7 +30,7 @@ class InstalledPolicy(msgspec.Struct, frozen=True, kw_only=True):
     version: str | None  # of the distribution
     requires_hookspec: str | None
     active: Sequence[str]  # the hooks that it is asked, or told, by the live profile
-    stale: bool = False  # its file has changed since it was loaded: a restart loads it anew
+    stale: bool = False  # its file has changed since it was loaded, and only a restart loads it
 
 
 class HookFaults(msgspec.Struct, frozen=True, kw_only=True):

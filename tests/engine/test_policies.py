@@ -282,6 +282,32 @@ def test_a_file_that_the_front_loaded_otherwise_is_not_used(tmp_path: Path):
     assert changing.use(PolicyConfig(chosen=chosen, digests=digests)) is None
 
 
+def test_what_was_refused_is_loaded_anew_and_what_decided_is_not(tmp_path: Path):
+    file = tmp_path / "mine.py"
+    file.write_text(policy_module("mine").replace("waiting.arrival", "waiting.arival"))
+    config = PolicyConfig(chosen={"order_admissions": ("mine",)}, plugins_dir=str(tmp_path))
+    changing = Changing(library=library_of(config))
+    assert "'arival'" in str(changing.use(config))
+
+    file.write_text(policy_module("mine"))
+    assert changing.use(config) is None
+    assert changing.use(PolicyConfig()) is None
+    file.write_text(policy_module("mine") + "# edited\n")
+
+    assert "restart the service" in str(changing.use(config))
+
+
+def test_what_decided_from_the_start_needs_a_restart(tmp_path: Path):
+    file = tmp_path / "mine.py"
+    file.write_text(policy_module("mine"))
+    config = PolicyConfig(chosen={"order_admissions": ("mine",)}, plugins_dir=str(tmp_path))
+    changing = Changing(config, library=library_of(config))
+    assert changing.use(PolicyConfig()) is None
+    file.write_text(policy_module("mine") + "# edited\n")
+
+    assert "restart the service" in str(changing.use(config))
+
+
 def test_a_hook_that_fails_when_it_is_tried_is_not_used():
     changing = Changing()
     Failing.fails = True

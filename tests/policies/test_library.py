@@ -6,14 +6,18 @@ import builtins
 import gc
 import sys
 import threading
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 
+from cadenza.policies.builtin import BUILTIN
+from cadenza.policies.contract import ENGINE_HOOKS
 from cadenza.policies.errors import ProfileError
 from cadenza.policies.library import Library, prepare
 from cadenza.policies.profile import Profile
-from tests.policies.plugins import policy_module
+from tests.policies.plugins import install, policy_module
 
 HEAD = policy_module("{name}").split("@hookimpl\ndef register")[0]
 
@@ -85,10 +89,11 @@ def test_an_edited_file_is_refused_where_it_would_be_new(tmp_path: Path):
     write(tmp_path, "first")
     library = Library(tmp_path, ())
     before = library.profile({"order_admissions": ("first",)}, {})
-    assert library.catalog.stale == set()
+    library.settle(before)
+    assert library.stale == set()
     write(tmp_path, "first", more="# edited\n")
 
-    assert library.catalog.stale == {"first"}
+    assert library.stale == {"first"}
     with pytest.raises(ProfileError, match=r"'first': its file .* has changed .* restart"):
         library.profile({"order_admissions": ("first",)}, {})
     after = library.profile({"order_admissions": ("first",)}, {}, before=before)
@@ -99,12 +104,109 @@ def test_an_edited_file_is_refused_where_it_would_be_new(tmp_path: Path):
     assert library.profile({"order_admissions": ("first",)}, {}), "it is what was loaded again"
 
 
-def test_a_file_that_is_gone_may_still_be_chosen(tmp_path: Path):
+def test_a_file_that_is_gone_may_still_be_chosen_where_it_has_decided(tmp_path: Path):
+    write(tmp_path, "first")
+    library = Library(tmp_path, ())
+    library.settle(library.profile({"order_admissions": ("first",)}, {}))
+    (tmp_path / "first.py").unlink()
+
+    assert library.profile({"order_admissions": ("first",)}, {}).policies
+    assert "first" in library.present.policies
+
+
+CHOSEN = {"order_admissions": ("first",)}
+
+
+def test_what_was_refused_is_loaded_anew_once_its_file_has_changed(tmp_path: Path):
+    source = HEAD.format(name="first")
+    (tmp_path / "first.py").write_text(source.replace("waiting.arrival", "waiting.arival"))
+    library = Library(tmp_path, ())
+    with pytest.raises(ProfileError, match="no attribute 'arival'"):
+        library.tried(CHOSEN, {}, ENGINE_HOOKS)
+    (tmp_path / "first.py").write_text(source)
+
+    assert library.stale == set(), "no restart is needed"
+    assert library.tried(CHOSEN, {}, ENGINE_HOOKS).names["order_admissions"] == "first"
+    (tmp_path / "first.py").write_text("import nothing_like_that")
+    with pytest.raises(ProfileError, match="fails to import"):
+        library.profile(CHOSEN, {})
+    assert "first" not in library.catalog.policies, "nobody is given what the file said before"
+
+
+def test_a_file_that_has_decided_stays_whole(tmp_path: Path):
+    """Two classes of one module belong together."""
+    second = HEAD.format(name="second").replace("class Backwards", "class Second")
+    write(tmp_path, "first", more=second)
+    library = Library(tmp_path, ())
+    library.settle(library.profile(CHOSEN, {}))
+    write(tmp_path, "first", more=second + "# edited\n")
+
+    with pytest.raises(ProfileError, match=r"'second': its file .* has changed .* restart"):
+        library.profile({"order_admissions": ("second",)}, {})
+
+
+def test_what_never_decided_and_is_gone_is_forgotten(tmp_path: Path):
     write(tmp_path, "first")
     library = Library(tmp_path, ())
     (tmp_path / "first.py").unlink()
 
-    assert library.profile({"order_admissions": ("first",)}, {}).policies
+    assert "first" not in library.present.policies
+    assert library.present.policies.keys() == BUILTIN.keys()
+    with pytest.raises(ProfileError, match="there is no policy 'first'"):
+        library.profile(CHOSEN, {})
+    assert "first" not in library.catalog.policies
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder on the path with a distribution, whose module is forgotten afterwards."""
+    monkeypatch.syspath_prepend(tmp_path)
+    install(tmp_path, "acme", {"acme": "acme_mod"}, {"acme_mod": policy_module("first")})
+    yield tmp_path
+    sys.modules.pop("acme_mod", None)
+
+
+def upgrade(site: Path) -> None:
+    (site / "acme_mod.py").write_text(policy_module("first") + "# edited\n")
+    (site / "acme-1.5.dist-info").rename(site / "acme-1.6.dist-info")
+    metadata = site / "acme-1.6.dist-info" / "METADATA"
+    metadata.write_text(metadata.read_text().replace("1.5", "1.6"))
+
+
+def test_a_newer_distribution_is_loaded_where_the_older_one_never_decided(site: Path):
+    library = Library(None, ("acme",))
+    before = library.catalog.policies["first"]
+    upgrade(site)
+
+    library.profile(CHOSEN, {})
+
+    after = library.catalog.policies["first"]
+    assert (before.version, after.version) == ("1.5", "1.6")
+    assert before.cls is not after.cls
+
+
+def test_a_newer_distribution_is_told_where_the_older_one_has_decided(site: Path):
+    library = Library(None, ("acme",))
+    library.settle(library.profile(CHOSEN, {}))
+    upgrade(site)
+
+    wanted = "policy 'first': acme was 1.5 when it was loaded, 1.6 is installed; restart"
+    with pytest.raises(ProfileError, match=wanted):
+        library.profile(CHOSEN, {})
+
+
+def test_a_class_that_comes_again_is_not_taken_for_what_its_file_says_now(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A module that keeps classes elsewhere cannot be run anew."""
+    library = Library(None, ("acme",))
+    module = sys.modules["acme_mod"]
+    upgrade(site)
+    again = lambda _: sys.modules.setdefault("acme_mod", module)  # noqa: E731
+    monkeypatch.setattr(EntryPoint, "load", again)
+
+    with pytest.raises(ProfileError, match="restart"):
+        library.profile(CHOSEN, {})
 
 
 def test_files_that_have_not_changed_are_not_run_again(tmp_path: Path):
@@ -145,5 +247,9 @@ def test_processes_that_loaded_different_versions_are_told_apart(tmp_path: Path)
 
     write(tmp_path, "first", more="# edited\n")
     late = Library(tmp_path, ())
-    with pytest.raises(ProfileError, match=r"'first': front and engine .* different versions"):
+    told = r"'first': front and engine .* different versions .*; choose it again"
+    with pytest.raises(ProfileError, match=told):
+        late.profile(chosen, {}, digests=digests)
+    late.settle(late.profile(chosen, {}))
+    with pytest.raises(ProfileError, match=r"different versions .*; restart the service"):
         late.profile(chosen, {}, digests=digests)

@@ -7,6 +7,7 @@ import gc
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -29,6 +30,7 @@ from cadenza.service.policy_report import Comparison
 from cadenza.service.request import GenerationRequest
 from cadenza.wire.messages import PolicyConfig, ReleasePolicy, UseProfile, UseShadow
 from cadenza.wire.policies import HookFaults
+from tests.policies.plugins import policy_module
 
 from .conftest import Front, OpenFront
 
@@ -133,6 +135,53 @@ def test_both_processes_use_the_profile(run, open_front: OpenFront):
             assert report.live.preset == "priority"
             assert report.live.decisions["reserve_blocks"] == ("none",)
             assert report.live.options == {"priority": {"aging_s": 5}}
+
+    run(main())
+
+
+@pytest.mark.parametrize("way", ["use", "shadow"])
+def test_what_the_engine_refused_is_loaded_anew_and_what_it_took_is_not(
+    run, open_front: OpenFront, tmp_path: Path, way: str
+):
+    (tmp_path / "late.py").write_text(policy_module("late"))
+    choice = {"decisions": {"order": "late"}}
+
+    async def main() -> None:
+        async with open_front() as front:
+            library = front.control._library = Library(tmp_path, ())
+            change = getattr(front.control, way)
+            front.engine.policy_error = "no"
+            with pytest.raises(InvalidRequest, match="no"):
+                await change(choice)
+            before = library.catalog.classes["late"]
+            (tmp_path / "late.py").write_text(policy_module("late") + "# mended\n")
+
+            assert not any(each.stale for each in (await front.control.describe()).installed)
+            front.engine.policy_error = None
+            await change(choice)
+
+            assert library.catalog.classes["late"] is not before
+            (tmp_path / "late.py").write_text(policy_module("late") + "# edited\n")
+            stale = [each.name for each in (await front.control.describe()).installed if each.stale]
+            assert stale == ["late"]
+
+    run(main())
+
+
+def test_a_file_that_goes_before_it_decides_leaves_the_report(
+    run, open_front: OpenFront, tmp_path: Path
+):
+    (tmp_path / "late.py").write_text(policy_module("late"))
+
+    async def main() -> None:
+        async with open_front() as front:
+            front.control._library = Library(tmp_path, ())
+            assert "late" in await names(front)
+            (tmp_path / "late.py").unlink()
+            assert "late" not in await names(front)
+
+    async def names(front: Front) -> set[str]:
+        return {each.name for each in (await front.control.describe()).installed}
 
     run(main())
 
