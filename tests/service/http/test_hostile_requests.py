@@ -32,14 +32,16 @@ def test_hostile_requests_are_answered_and_leave_nothing(
 ):
     async def main() -> None:
         seen: Counter[str] = Counter()
+        kinds: Counter[str] = Counter()
         async with serve() as served:
             for first in range(0, COUNT, A_ROUND):
                 count = min(A_ROUND, COUNT - first)
                 sent = [*hostile_requests(narrowed(TOLD, 40), count, SEED + first)]
                 seen += await hold(served, sent)
-        statuses = ", ".join(f"{seen[key]} {key}" for key in sorted(seen))
+                kinds += Counter(each.kind for each in sent)
         took_s = time.monotonic() - began_s
-        tell(f"{seen.total()} requests of seed {SEED} in {took_s:.0f} s: {statuses}")
+        sent_told = f"{seen.total()} requests of seed {SEED} in {took_s:.0f} s"
+        tell(f"{sent_told}: {shown(kinds)}; {shown(seen)}")
         assert seen.total() - seen["never sent"] >= COUNT
 
     began_s = time.monotonic()
@@ -63,6 +65,10 @@ async def hold(served: Served, sent: list[Hostile]) -> Counter[str]:
     assert served.front.is_clean()
     assert (await served.http.get("/load")).json() == {"server_load": 0}
     return statuses
+
+
+def shown(counts: Counter[str]) -> str:
+    return ", ".join(f"{counts[key]} {key}" for key in sorted(counts))
 
 
 async def answer(served: Served) -> Any:
