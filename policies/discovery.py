@@ -19,7 +19,7 @@ from packaging.utils import canonicalize_name
 from cadenza.policies import registration
 from cadenza.policies.builtin import BUILTIN
 from cadenza.policies.contract import faults_of, name_faults
-from cadenza.policies.errors import ProfileError, said, unknown
+from cadenza.policies.errors import ProfileError, reason_of, unknown
 from cadenza.policies.markers import PROJECT, hookimpl
 from cadenza.policies.plugin_files import digest_of, import_file, policies_of
 from cadenza.policies.profile import Chosen, Options, Profile
@@ -183,8 +183,9 @@ class Discovery:
         try:
             plugin = load()
         except (Exception, SystemExit) as error:
-            reason = f"{type(error).__name__}: {said(error)}"
-            self._faults.append(f"plugin {_told(name, source, version)} fails to import: {reason}")
+            self._faults.append(
+                f"plugin {_told(name, source, version)} fails to import: {reason_of(error)}"
+            )
             return
         self._register(plugin, source, version, name)
 
@@ -193,7 +194,7 @@ class Discovery:
         try:
             classes = self._ask(plugin, told)
         except (Exception, SystemExit) as error:
-            self._faults.append(f"plugin {told} cannot be registered: {said(error)}")
+            self._faults.append(f"plugin {told} cannot be registered: {reason_of(error)}")
             return
         if not isinstance(classes, (list, tuple)):
             self._faults.append(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from cadenza.policies.places import raised_at, trace_of
+
 _DESCRIBED_CHARACTERS = 200
 _QUOTED_CHARACTERS = 80
 _FAULT_CHARACTERS = 1000
@@ -59,17 +61,41 @@ def said(error: BaseException) -> str:
     try:
         return str(error)
     except BaseException:
-        return describe(error)
+        return _represented(error)
 
 
 def describe(error: BaseException) -> str:
-    """What foreign code raised, in one short line that can be printed; its own `repr` may fail."""
+    """What foreign code raised, and where, in one short line that can be printed."""
+    return _placed(_represented(error), error)
+
+
+def reason_of(error: BaseException) -> str:
+    """The same as 'TYPE: TEXT at PLACE', for a sentence. What a `ProfileError` says is enough."""
+    if isinstance(error, ProfileError):
+        return said(error)
+    name, text = _name_of(type(error)), said(error)
+    short = str.__getitem__(text, slice(_FAULT_CHARACTERS // 2))
+    return _placed(f"{name}: {short}" if short else name, error)
+
+
+def trace(error: BaseException) -> str:
+    """Where an error came through, in one line that can be printed."""
+    return printable(trace_of(error))
+
+
+def _represented(error: BaseException) -> str:
+    """Its `repr`, which may fail."""
     try:
         text = repr(error)
     except BaseException:
         text = _name_of(type(error))
     # A subclass of str need not obey
     return printable(str.__getitem__(text, slice(_DESCRIBED_CHARACTERS)))
+
+
+def _placed(text: str, error: BaseException) -> str:
+    place = raised_at(error)
+    return printable(f"{text} at {place}" if place else text)
 
 
 def printable(text: str) -> str:

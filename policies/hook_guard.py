@@ -21,6 +21,8 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
+from cadenza.policies.places import interrupted_at
+
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
 
@@ -53,6 +55,11 @@ _THREAD = getattr(resource, "RUSAGE_THREAD", None)  # Linux only; elsewhere pati
 class Interrupted(Exception):
     """The call was ended, or tried to swallow its end; what it left behind may be half done."""
 
+    def __init__(self, place: str = "") -> None:
+        """`place`: file, line and function at which it was; empty: unknown."""
+        super().__init__(place)
+        self.place = place
+
 
 class Disarmed(Exception):
     """The call took away the signal or the timer by which it would be ended. They are back."""
@@ -75,6 +82,13 @@ class HookGuard(Protocol):
         That is the time that its thread computed, or all of it, if it was seen to sleep.
         """
 
+    def own_s(self, elapsed_s: float) -> float:
+        """Of the seconds that the latest call has taken, those that it did not wait to be run.
+
+        All of them, if it may have slept: only a thread that never gave up the processor by itself
+        certainly waited for it. Ask as soon as the call has ended.
+        """
+
 
 class NoGuard:
     """Ends nothing: for tests, the simulator, and policies that are trusted."""
@@ -85,6 +99,9 @@ class NoGuard:
     def taken_s(self) -> float:
         """Unknown, so no excuse."""
         return float("inf")
+
+    def own_s(self, elapsed_s: float) -> float:
+        return elapsed_s
 
 
 class _Overrun(BaseException):
@@ -167,7 +184,9 @@ class SignalGuard:
         self._started_s = 0.0
         self._sampled_s = float("-inf")
         self._cpu_s = 0.0
+        self._switches = 0
         self._interrupted = False
+        self._place = ""
         self._looked_s = float("-inf")
         self._drowsiness: Drowsiness | None = None
         self._slept = False
@@ -198,6 +217,7 @@ class SignalGuard:
         now_s = time.monotonic()
         if now_s - self._sampled_s > _FRESH_S:
             self._sampled_s, self._cpu_s = now_s, time.thread_time()
+            self._switches = _switches()
         self._started_s, self._limit_s = now_s, limit_s
         self._interrupted = self._slept = False
         self._drowsiness = None
@@ -223,13 +243,18 @@ class SignalGuard:
             # Else calls of C code would go on after a signal. Nobody can tell how that was
             _signal.siginterrupt(_ALARM, True)
         if self._interrupted:
-            raise Interrupted
+            raise Interrupted(self._place)
         if not is_armed:
             raise Disarmed
         return answer
 
     def taken_s(self) -> float:
         return time.monotonic() - self._started_s if self._slept else self._computed_s()
+
+    def own_s(self, elapsed_s: float) -> float:
+        if _THREAD is None or _switches() != self._switches:
+            return elapsed_s
+        return min(elapsed_s, time.thread_time() - self._cpu_s)  # or a little less, see there
 
     def _computed_s(self) -> float:
         # Between sample and start no more CPU time than wall time can have gone by
@@ -238,8 +263,11 @@ class SignalGuard:
     def _on_alarm(self, number: int, frame: FrameType | None) -> None:
         if not _is_in_call(frame):
             return
-        if not self._interrupted and not self._is_over():
-            return
+        if not self._interrupted:
+            if not self._is_over():
+                return
+            # Before the next signal is pending, which would be lost in there
+            self._place = interrupted_at(frame, _RUN)
         self._interrupted = True
         _again[signal.SIGALRM]
         raise _Overrun
@@ -264,8 +292,7 @@ class SignalGuard:
         if _THREAD is None:
             return False
         self._drowsiness = self._drowsiness or Drowsiness()
-        switches = resource.getrusage(_THREAD).ru_nvcsw
-        self._slept = self._drowsiness.sleeps(now_s, time.thread_time(), switches)
+        self._slept = self._drowsiness.sleeps(now_s, time.thread_time(), _switches())
         return self._slept
 
 
@@ -286,6 +313,11 @@ def forget_frames(error: BaseException | None) -> None:
                 pass
             trace = trace.tb_next
         error = _context_of(error)
+
+
+def _switches() -> int:
+    """How often this thread has given up the processor by itself."""
+    return 0 if _THREAD is None else resource.getrusage(_THREAD).ru_nvcsw
 
 
 def _is_in_call(frame: FrameType | None) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ from structlog.typing import FilteringBoundLogger
 
 from cadenza.policies.blame import Blame
 from cadenza.policies.builtin import DEFAULTS
-from cadenza.policies.standing import FaultCount, Hook, Standing, Tally
+from cadenza.policies.standing import Fault, FaultCount, Hook, Standing, Tally
 
 
 class When(NamedTuple):
@@ -23,10 +23,11 @@ class When(NamedTuple):
 class Ledger:
     """One entry a hook that was asked, one standing a policy."""
 
-    def __init__(self, blame: Blame, log: FilteringBoundLogger) -> None:
+    def __init__(self, blame: Blame, log: FilteringBoundLogger, timer: Callable[[], float]) -> None:
         """`blame` numbers the hooks; `log` is told of faults and what they lead to."""
         self._blame = blame
         self._log = log
+        self._timer = timer
         self.hooks: dict[tuple[str, str], Hook] = {}  # by policy and name
         self.standings: dict[str, Standing] = {}
         self._has_news = False
@@ -66,7 +67,7 @@ class Ledger:
         hook = self.hooks[policy, name] = Hook(policy, name, number, self._standing_of(policy))
         return hook
 
-    def count_fault(self, asked: Hook, when: When, error: str) -> None:
+    def count_fault(self, asked: Hook, when: When, fault: Fault) -> None:
         """Log the first fault of each policy in each hook; a broken one would fill the log.
 
         The first after a release is logged again. A policy that has failed once too often is
@@ -76,22 +77,32 @@ class Ledger:
         self._has_news = True
         tally, standing = asked.tally, asked.standing
         tally.faults += 1
-        tally.last_error = error
+        tally.last_error, tally.failed_s = fault.text, self._timer()
         if not asked.told:
             asked.told = True
             warn = self._log.error if standing.trusted else self._log.warning
-            warn("policy fault", hook=asked.name, policy=asked.policy, error=error)
+            more = {"trace": fault.trace} if fault.trace else {}
+            warn("policy fault", hook=asked.name, policy=asked.policy, error=fault.text, **more)
         if not standing.trusted and standing.strike(*when):
-            self._quarantine(asked, error)
+            self._quarantine(asked, fault.text)
 
-    def excuse(self, asked: Hook, when: When, left_s: float) -> None:
-        """It was interrupted without being at fault, and is not asked again in this step."""
+    def excuse(self, asked: Hook, when: When, what: str, why: str) -> None:
+        """It took too long without being at fault, and is not asked again in this step.
+
+        `what` it did, and `why` that is excused.
+        """
         asked.tally.excused += 1
         asked.standing.failed_step = when.step_id
-        self.lack_time(asked, left_s)
+        if not asked.standing.was_told_excused:
+            asked.standing.was_told_excused = True
+            warn = self._log.warning
+            warn("policy excused", hook=asked.name, policy=asked.policy, what=what, why=why)
 
     def lack_time(self, asked: Hook, left_s: float) -> None:
-        """Nobody's fault, and so in no metric; but a policy that is never asked decides nothing."""
+        """It is not asked, as others have spent the time; nobody's fault.
+
+        But a policy that is never asked decides nothing.
+        """
         if not asked.standing.lacked_time:
             asked.standing.lacked_time = True
             left_ms = round(left_s * 1e3, 1)

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from cadenza.policies.errors import ProfileError, quoted, said, unknown
+from cadenza.policies.errors import ProfileError, quoted, reason_of, said, unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ def build_policy(policy: str, cls: type, options: object | None) -> object:
     try:
         return cls() if options is None else cls(options)
     except (Exception, SystemExit) as error:
-        raise ProfileError(f"policy {policy!r} cannot be used: {said(error)}") from error
+        raise ProfileError(f"policy {policy!r} cannot be used: {reason_of(error)}") from error
 
 
 def _read(
@@ -93,7 +93,9 @@ def _read(
     try:
         built: object = options(**values)
     except (Exception, SystemExit) as error:
-        raise ProfileError(f"policy {policy!r} refuses its options: {said(error)}") from error
+        # By a ValueError they say what is wrong with them; anything else is a mistake in them
+        reason = said(error) if isinstance(error, ValueError) else reason_of(error)
+        raise ProfileError(f"policy {policy!r} refuses its options: {reason}") from error
     return built
 
 
@@ -113,7 +115,7 @@ def _default(options: type, field: dataclasses.Field[Any]) -> Any:
         return field.default_factory()
     except (Exception, SystemExit) as error:
         raise ProfileError(
-            f"the default of {options.__qualname__}.{field.name} cannot be made: {said(error)}"
+            f"the default of {options.__qualname__}.{field.name} cannot be made: {reason_of(error)}"
         ) from error
 
 

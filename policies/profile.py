@@ -12,7 +12,7 @@ import pluggy
 from cadenza.policies import hookspecs
 from cadenza.policies.builtin import BUILTIN, DEFAULTS
 from cadenza.policies.contract import ARGUMENTS, OBSERVERS, faults_of, hooks_of
-from cadenza.policies.errors import ProfileError, quoted, said, unknown
+from cadenza.policies.errors import ProfileError, quoted, reason_of, unknown
 from cadenza.policies.markers import PROJECT
 from cadenza.policies.options import build_policy, read_options
 from cadenza.policies.trace import trace_calls
@@ -124,6 +124,11 @@ class Profile:
         # Read once, as a class may be made to run code when it is asked for an attribute
         order = self._policies[self.names["order_admissions"]]
         self.overtakes_within_tenant = getattr(order, "overtakes_within_tenant", False) is True
+
+    @property
+    def is_traced(self) -> bool:
+        """Whether somebody wants to see what policies do."""
+        return self._trace
 
     @property
     def policies(self) -> tuple[str, ...]:
@@ -247,7 +252,7 @@ class Profile:
 
 
 def _unusable(policy: str, error: BaseException) -> ProfileError:
-    return ProfileError(f"policy {policy!r} cannot be used: {said(error)}")
+    return ProfileError(f"policy {policy!r} cannot be used: {reason_of(error)}")
 
 
 @lru_cache(maxsize=1024)

@@ -14,15 +14,16 @@ and are never passed over. One that raises is counted and logged as an error, an
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import structlog
 from structlog.typing import FilteringBoundLogger
 
 from cadenza.policies.blame import SIZE, Blame
-from cadenza.policies.errors import describe
+from cadenza.policies.errors import describe, trace
 from cadenza.policies.hook_guard import (
     PATIENCE_S,
     Disarmed,
@@ -33,7 +34,7 @@ from cadenza.policies.hook_guard import (
 )
 from cadenza.policies.ledger import Ledger, When
 from cadenza.policies.profile import Profile
-from cadenza.policies.standing import STRIKES, WINDOW_S, FaultCount, Hook, Standing, Tally
+from cadenza.policies.standing import STRIKES, WINDOW_S, Fault, FaultCount, Hook, Standing, Tally
 from cadenza.policies.views import Occasion
 
 __all__ = [
@@ -51,7 +52,9 @@ BUDGET_S = 0.010  # of all policies together, in a step
 _LEAST_SHARE = 0.2  # of the budget; who would have less is not asked
 _CONSTRUCTOR = "__init__"  # for the blame
 _RELEASE_S = 0.050  # for building an instance anew when somebody waits for that
-_DISARMED = "took away the signal or the timer that ends calls"
+_LONG_S = 1e-4  # what is worth to ask how much of it was waiting
+_DISARMED = Fault("took away the signal or the timer that ends calls")
+_BUSY, _OTHERS = "the machine was busy", "others had spent the time"
 
 T = TypeVar("T")
 
@@ -60,6 +63,15 @@ _log: FilteringBoundLogger = structlog.get_logger(__name__)
 
 class PolicyUnusable(Exception):
     """A policy cannot be built anew; it stays in quarantine."""
+
+
+class _Call(NamedTuple):
+    """One that took long. Times in seconds."""
+
+    limit_s: float  # what was left of the budget
+    before_s: float  # that the policy had spent of it
+    elapsed_s: float
+    interrupted: str | None = None  # where it was, perhaps unknown; None: it ended by itself
 
 
 class PolicyRunner:
@@ -100,7 +112,8 @@ class PolicyRunner:
         self._budget_s = budget_s
         self._least_s = _LEAST_SHARE * budget_s
         self._refill = refill
-        self._ledger = Ledger(self._blame, log)
+        self._log = log
+        self._ledger = Ledger(self._blame, log, timer)
         self._when = When(-1, 0.0)
         self._spent_s = 0.0  # of the budget, in this step
 
@@ -153,30 +166,33 @@ class PolicyRunner:
                     tally.passed_over += 1
                     return None
                 limit_s = self._budget_s - self._spent_s
-        interrupted = False
+        interrupted: str | None = None  # where it was
         started_s = self._timer()
         self._blame.enter(asked.number, started_s)
         try:
             if standing.trusted:
-                answer, error = self._attempt(asked, check, arguments)
+                answer, fault = self._attempt(asked, check, arguments)
             else:
-                answer, error = self._guard.run(limit_s, self._attempt, asked, check, arguments)
-        except Interrupted:
-            answer, error, interrupted = None, None, True
+                answer, fault = self._guard.run(limit_s, self._attempt, asked, check, arguments)
+        except Interrupted as interruption:
+            answer, fault, interrupted = None, None, interruption.place
         except Disarmed:
-            answer, error = None, _DISARMED
+            answer, fault = None, _DISARMED
         finally:
             self._blame.leave()
         elapsed_s = self._timer() - started_s
         tally.calls += 1
-        tally.spent_s += elapsed_s
-        if not standing.trusted:
-            self._spend(standing, elapsed_s)
-            if interrupted or elapsed_s > limit_s:
-                return self._judge_overrun(asked, answer, error, limit_s, elapsed_s, interrupted)
+        if standing.trusted:
+            tally.spent_s += elapsed_s
+        else:
+            before_s = standing.spent_s
+            tally.spent_s += self._spend(standing, elapsed_s)
+            if interrupted is not None or elapsed_s > limit_s:
+                call = _Call(limit_s, before_s, elapsed_s, interrupted)
+                return self._judge_overrun(asked, answer, fault, call)
             asked.was_excused = False
-        if error is not None:
-            self._ledger.count_fault(asked, self._when, error)
+        if fault is not None:
+            self._ledger.count_fault(asked, self._when, fault)
         return answer
 
     def use(self, profile: Profile) -> None:
@@ -199,9 +215,9 @@ class PolicyRunner:
             raise KeyError(policy)
         if policy not in self.quarantined:
             return
-        error = self._rebuild(policy, _RELEASE_S)
-        if error is not None:
-            raise PolicyUnusable(f"policy {policy!r} cannot be built anew: {error}")
+        fault = self._rebuild(policy, _RELEASE_S)
+        if fault is not None:
+            raise PolicyUnusable(f"policy {policy!r} cannot be built anew: {fault.text}")
         self._ledger.release(policy)
 
     def _begin(self, when: When) -> None:
@@ -215,13 +231,16 @@ class PolicyRunner:
                 standing.spent_s *= stays
         self._spent_s -= back_s
 
-    def _spend(self, standing: Standing, elapsed_s: float) -> None:
-        self._spent_s += elapsed_s
-        standing.spent_s += elapsed_s
+    def _spend(self, standing: Standing, elapsed_s: float) -> float:
+        """Charge the latest guarded call, and say with how much: not with what it waited."""
+        own_s = elapsed_s if elapsed_s < _LONG_S else self._guard.own_s(elapsed_s)
+        self._spent_s += own_s
+        standing.spent_s += own_s
+        return own_s
 
     def _attempt(
         self, asked: Hook, check: Callable[[Any], T | None], arguments: dict[str, Any]
-    ) -> tuple[T | None, str | None]:
+    ) -> tuple[T | None, Fault | None]:
         """The answer, or what was wrong. Nothing of the policy's own leaves the guarded call.
 
         What it returned or raised may have finalizers, or a `__repr__`, that never end.
@@ -237,9 +256,16 @@ class PolicyRunner:
         except BaseException as error:
             # The boundary between foreign code and the core: SystemExit too stays here, and, under
             # a guard, KeyboardInterrupt.
-            told = describe(error)
+            told = self._fault(error, is_wanted=not asked.told)
             forget_frames(error)
             return None, told
+
+    def _fault(self, error: BaseException, *, is_wanted: bool) -> Fault:
+        """What foreign code raised; where it came through is told if somebody looks for it."""
+        is_wanted = is_wanted and (
+            self._profile.is_traced or self._log.is_enabled_for(logging.DEBUG)
+        )
+        return Fault(describe(error), trace(error) if is_wanted else "")
 
     def _is_ready(self, asked: Hook) -> bool:
         """Whether there is time to ask a policy, and to build it anew before if need be."""
@@ -257,83 +283,96 @@ class PolicyRunner:
         return False
 
     def _judge_overrun(
-        self,
-        asked: Hook,
-        answer: T | None,
-        error: str | None,
-        limit_s: float,
-        elapsed_s: float,
-        interrupted: bool,
+        self, asked: Hook, answer: T | None, fault: Fault | None, call: _Call
     ) -> T | None:
         """A call took longer than was left."""
-        guilty = self._is_guilty(asked, limit_s, elapsed_s)
-        if guilty:
-            took = "was interrupted after" if interrupted else "took"
-            self._ledger.count_fault(asked, self._when, f"{took} {elapsed_s * 1e3:.1f} ms")
+        interrupted = call.interrupted is not None
+        excuse = self._excuse(asked, call)
+        if excuse is None:
+            self._ledger.count_fault(asked, self._when, Fault(self._told(call)))
         elif interrupted:
-            self._ledger.excuse(asked, self._when, limit_s)
-        elif error is not None:
-            self._ledger.count_fault(asked, self._when, error)
+            self._ledger.excuse(asked, self._when, self._told(call), excuse)
+        elif fault is not None:
+            self._ledger.count_fault(asked, self._when, fault)
         if interrupted:  # it may be half changed; nobody shall ask it again
             asked.standing.is_spoilt = True
-        if interrupted or guilty:
+        if interrupted or excuse is None:
             asked.standing.rest(self._when.now_s)
             return None
         return answer
 
-    def _is_guilty(self, asked: Hook, limit_s: float, elapsed_s: float) -> bool:
-        """Whether it had the processor, or slept, or time enough without either.
+    def _told(self, call: _Call) -> str:
+        took = f"{call.elapsed_s * 1e3:.1f} ms"
+        if call.interrupted is None:
+            took = f"took {took}"
+        else:
+            took = f"was interrupted after {took}{_at(call.interrupted)}"
+        occasion = "a step's" if self._refill is None else "all arrivals'"
+        had = f"{occasion} policies have {self._budget_s * 1e3:g} ms"
+        if call.limit_s < 0.95 * self._budget_s:
+            had = f"{had}, of which {call.limit_s * 1e3:.1f} were left"
+        return f"{took}; {had}"
+
+    def _excuse(self, asked: Hook, call: _Call) -> str | None:
+        """None if it had the processor, or slept, or time enough without either; else what it was.
 
         A busy machine is no fault; but one that had all of the time, and took too long twice
         running, is not excused by it again. What a policy has spent of the budget before, in
         whatever hook, others have not spent.
         """
         taken_s = self._guard.taken_s()
-        if elapsed_s >= PATIENCE_S or taken_s >= self._budget_s:
-            return True
-        before_s = asked.standing.spent_s - elapsed_s
-        if limit_s + before_s < self._budget_s - self._least_s:
-            return False  # others had spent it
-        if taken_s >= limit_s:
-            return True
+        if call.elapsed_s >= PATIENCE_S or taken_s >= self._budget_s:
+            return None
+        if call.limit_s + call.before_s < self._budget_s - self._least_s:
+            return _OTHERS
+        if taken_s >= call.limit_s:
+            return None
         again, asked.was_excused = asked.was_excused, True
-        return again
+        return None if again else _BUSY
 
     def _replace(self, asked: Hook) -> None:
         """Build a spoilt instance anew, in what is left of the budget; else it rests again."""
-        limit_s = self._budget_s - self._spent_s
+        limit_s, before_s = self._budget_s - self._spent_s, asked.standing.spent_s
         started_s = self._timer()
-        error = self._rebuild(asked.policy, limit_s)
+        fault = self._rebuild(asked.policy, limit_s)
         elapsed_s = self._timer() - started_s
         self._spend(asked.standing, elapsed_s)
-        if error is None:
+        if fault is None:
             asked.standing.is_spoilt = False
             return
         asked.standing.rest(self._when.now_s)
-        if elapsed_s > limit_s and not self._is_guilty(asked, limit_s, elapsed_s):
-            self._ledger.excuse(asked, self._when, limit_s)
+        fault = fault._replace(text=f"cannot be built anew: {fault.text}")
+        excuse = None
+        if elapsed_s > limit_s:
+            excuse = self._excuse(asked, _Call(limit_s, before_s, elapsed_s))
+        if excuse is not None:
+            self._ledger.excuse(asked, self._when, fault.text, excuse)
         else:
-            self._ledger.count_fault(asked, self._when, f"cannot be built anew: {error}")
+            self._ledger.count_fault(asked, self._when, fault)
 
-    def _rebuild(self, policy: str, limit_s: float) -> str | None:
+    def _rebuild(self, policy: str, limit_s: float) -> Fault | None:
         """Put a fresh instance in the place of a policy's; what is wrong if that fails."""
         self._blame.enter(self._blame.number_of(policy, _CONSTRUCTOR), self._timer())
         try:
             return self._guard.run(limit_s, self._try_to_rebuild, policy)
-        except Interrupted:
-            return f"takes longer than {limit_s * 1e3:.0f} ms"
+        except Interrupted as error:
+            return Fault(f"takes longer than {limit_s * 1e3:.0f} ms{_at(error.place)}")
         except Disarmed:
             return _DISARMED
         finally:
             self._blame.leave()
 
-    def _try_to_rebuild(self, policy: str) -> str | None:
+    def _try_to_rebuild(self, policy: str) -> Fault | None:
         try:
             self._profile.rebuild(policy)
         except self._not_theirs:
             raise
         except BaseException as error:  # a constructor is foreign code too
-            told = describe(error)
+            told = self._fault(error, is_wanted=True)
             forget_frames(error)
             return told
         return None
+
+
+def _at(place: str) -> str:
+    return f" at {place}" if place else ""

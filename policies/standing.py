@@ -18,10 +18,18 @@ class Tally:
 
     calls: int = 0
     faults: int = 0
-    excused: int = 0  # interrupted for lack of time that others had spent, or the machine
+    excused: int = 0  # calls interrupted for lack of time that others had spent, or the machine
     passed_over: int = 0  # not asked: quarantined, at rest, at fault, or too little time left
     spent_s: float = 0.0
     last_error: str = ""
+    failed_s: float = -math.inf  # the last time, on the runner's timer
+
+
+class Fault(NamedTuple):
+    """What was wrong with a call."""
+
+    text: str
+    trace: str = ""  # where what it raised came through, if anybody wants to know
 
 
 class FaultCount(NamedTuple):
@@ -44,6 +52,7 @@ class Standing:
     is_spoilt: bool = False  # its instance was interrupted, and may be half changed
     spent_s: float = 0.0  # of the present budget
     lacked_time: bool = False  # and the log says so
+    was_told_excused: bool = False  # by the log
     strikes: deque[float] = field(default_factory=lambda: deque(maxlen=STRIKES))
 
     def is_out(self, step_id: int, now_s: float) -> bool:
@@ -62,7 +71,7 @@ class Standing:
 
     def forgive(self) -> None:
         """It begins anew."""
-        self.quarantined = self.is_spoilt = self.lacked_time = False
+        self.quarantined = self.is_spoilt = self.lacked_time = self.was_told_excused = False
         self.rests_until_s = -math.inf
         self.strikes.clear()
 

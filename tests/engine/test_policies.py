@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -244,7 +245,10 @@ def test_changes_between_all_steps_leave_every_output_as_it_was():
     ("config", "error"),
     [
         (choice(order_admissions="nobody-knows"), "there is no policy 'nobody-knows'"),
-        (choice(order_admissions="unbuildable"), "policy 'unbuildable' cannot be used: 'no weig"),
+        (
+            choice(order_admissions="unbuildable"),
+            "'unbuildable' cannot be used: KeyError: 'no weig",
+        ),
         (PolicyConfig(options={"fcfs": {"a": "1"}}), "policy 'fcfs' takes no options"),
     ],
 )
@@ -359,7 +363,10 @@ def test_a_policy_in_both_goes_on_where_it_was():
 def test_what_foreign_code_says_can_be_sent():
     told = Changing().use(choice(order_admissions="unspeakable"))
 
-    assert told == r"policy 'unspeakable' cannot be used: \udcff\x1b[2J"
+    assert told is not None
+    assert re.fullmatch(
+        r"policy 'unspeakable' cannot be used: \w+: \\udcff\\x1b\[2J at \S+ in __init__", told
+    )
     encode(PoliciesAnswer(1, told))
 
 
@@ -475,7 +482,7 @@ def test_another_victim_policy_does_not_clear_a_quarantine():
     assert state.quarantined == ("failing",)
     (faults,) = state.faults
     assert (faults.policy, faults.hook, faults.faults) == ("failing", "order_admissions", STRIKES)
-    assert faults.last_error == "ValueError('no')"
+    assert faults.last_error.startswith("ValueError('no') at test_policies.py:")
     changing.finish()
 
 

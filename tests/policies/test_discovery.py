@@ -122,7 +122,7 @@ def test_a_name_on_the_allow_list_that_nobody_has_is_a_fault(site: Path):
     ("source", "message"),
     [
         ("import no_such_module_at_all", "fails to import: ModuleNotFoundError: No module named"),
-        ("raise SystemExit(3)", "fails to import: SystemExit: 3"),
+        ("raise SystemExit(3)", "fails to import: SystemExit: 3 at broken_mod.py:1 in <module>"),
         ("1 +", "fails to import: SyntaxError"),
         ("x = 1", "it has no function register_policies() marked with @hookimpl"),
         ("def register_policies(): return []", "it has no function register_policies() marked"),
@@ -140,7 +140,7 @@ def test_a_name_on_the_allow_list_that_nobody_has_is_a_fault(site: Path):
         ),
         (
             "from cadenza.policies import hookimpl\n@hookimpl\ndef register_policies(): return 1/0",
-            "cannot be registered: division by zero",
+            "cannot be registered: ZeroDivisionError: division by zero at broken_mod.py:3",
         ),
         (
             "from cadenza.policies import hookimpl\n"

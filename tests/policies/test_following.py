@@ -179,7 +179,9 @@ def test_one_that_was_rebuilt_meanwhile_and_refuses_to_be_looked_at_is_not_follo
     first.rebuild("shy")
     Shy.is_shy = True
 
-    with pytest.raises(ProfileError, match="policy 'shy' cannot be used: no"):
+    with pytest.raises(
+        ProfileError, match=f"policy 'shy' cannot be used: {error.__name__}: no at "
+    ):
         second.follow(first)
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -190,6 +191,65 @@ assert signal.getsignal(signal.SIGALRM) == previous
 @pytest.mark.parametrize("hang", HANGS.values(), ids=HANGS)
 def test_what_hangs_is_ended_three_times_and_then_not_asked(hang: str):
     run_script(DECIDE.format(hang=textwrap.indent(textwrap.dedent(hang), "    ")))
+
+
+def test_an_interruption_says_where_it_was(tmp_path: Path):
+    """In the policy's own code, also where that has called a library or made a function anew."""
+    (tmp_path / "my_policy.py").write_text(
+        "import time\n"
+        "def count():\n"
+        "    number = 0\n"
+        "    while True: number += 1\n"
+        "def sleep():\n"
+        "    time.sleep(3600)\n"
+        "def search():\n"
+        "    import re\n"
+        "    while True: re.sub('x', lambda found: 'y', 'x' * 500)\n"
+    )
+    run_script(
+        f"""
+        import sys
+        sys.path.insert(0, {str(tmp_path)!r})
+        import my_policy
+
+        places = {{}}
+        with SignalGuard() as guard:
+            for call in (my_policy.count, my_policy.sleep, my_policy.search):
+                try:
+                    guard.run(0.01, call)
+                except Interrupted as interruption:
+                    places[call.__name__] = interruption.place
+        assert places == {{
+            "count": "my_policy.py:4 in count",
+            "sleep": "my_policy.py:6 in sleep",
+            "search": places["search"],
+        }}, places
+        assert places["search"].startswith("my_policy.py:9 in "), places
+        """
+    )
+
+
+def test_own_time_is_what_a_thread_computed_or_slept():
+    run_script(
+        """
+        def computes():
+            ended_s = time.thread_time() + 0.004
+            while time.thread_time() < ended_s:
+                pass
+
+        def timed(call):
+            time.sleep(0.002)  # so that the clocks are read anew
+            started_s = time.monotonic()
+            guard.run(0.5, call)
+            return time.monotonic() - started_s
+
+        with SignalGuard() as guard:
+            assert timed(computes) >= 0.004
+            assert 0.004 <= guard.own_s(3600.0) < 3600.0
+            timed(lambda: time.sleep(0.003))
+            assert guard.own_s(3600.0) == 3600.0  # it gave up the processor by itself
+        """
+    )
 
 
 def test_a_constructor_that_hangs_is_ended_too():

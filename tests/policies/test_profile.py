@@ -126,7 +126,7 @@ class LeavesWhenBuilt:
         (UnmarkedObserver, "on_finished that is not marked with @hookimpl"),
         (WrongArgument, "waiting_rows"),
         (CannotBeBuilt, "no model file"),
-        (LeavesWhenBuilt, "cannot be used: 3"),
+        (LeavesWhenBuilt, "cannot be used: SystemExit: 3 at test_profile.py:"),
     ],
 )
 def test_a_policy_that_cannot_work_is_refused_by_name(policy: type, message: str):

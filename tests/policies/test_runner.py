@@ -1,12 +1,15 @@
 """What becomes of a policy that fails, on clocks that tests set."""
 
 import gc
+import logging
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+import structlog
 from structlog.testing import capture_logs
 
 from cadenza.policies import RequestColumns, StepView, hookimpl
@@ -31,6 +34,7 @@ class Machine:
     def __init__(self) -> None:
         self.now_s = 0.0
         self.computed_s = float("inf")  # by the latest call, as the guard has it
+        self.owned_s = float("inf")  # of what the latest call took, as the guard has it
         self.interrupts = False
         self.disarms = False
         self.built = 0
@@ -44,7 +48,7 @@ class Machine:
         answer = call(*arguments)
         if self.interrupts:
             self.interrupts = False
-            raise Interrupted
+            raise Interrupted("mine.py:3 in act")
         if self.disarms:
             self.disarms = False
             raise Disarmed
@@ -52,6 +56,9 @@ class Machine:
 
     def taken_s(self) -> float:
         return self.computed_s
+
+    def own_s(self, elapsed_s: float) -> float:
+        return min(elapsed_s, self.owned_s)
 
     def policy(machine) -> type:
         class Policy:
@@ -191,7 +198,10 @@ def test_a_fault_costs_the_instance_this_step_in_all_its_hooks(
 
     assert asked.tally().faults == asked.runner.faults == 1
     assert asked.tally().passed_over == asked.tally(hook="select_victims").passed_over == 1
-    assert error is None or asked.tally().last_error == error
+    if error is not None:
+        # What a policy raises has a place; what the checks of its answer raise has none
+        place = "" if error.startswith("AnswerError") else r" at test_runner\.py:\d+ in .+"
+        assert re.fullmatch(re.escape(error) + place, asked.tally().last_error)
 
 
 def test_a_fault_of_one_policy_costs_no_other():
@@ -208,7 +218,7 @@ def test_a_policy_that_interrupts_is_at_fault_like_any_other(asked: Asked):
         assert asked.order() == DEFAULT_ORDER
         asked.next_step()
 
-    assert asked.tally().last_error == "KeyboardInterrupt()"
+    assert asked.tally().last_error.startswith("KeyboardInterrupt() at ")
     assert asked.runner.quarantined == ("mine",)
     with pytest.raises(PolicyUnusable):
         asked.runner.release("mine")
@@ -329,8 +339,61 @@ def test_an_overrun_is_a_fault_whatever_the_answer(asked: Asked):
 
     assert asked.order() == DEFAULT_ORDER
 
-    assert asked.tally().last_error == "took 11.0 ms"
+    assert asked.tally().last_error == "took 11.0 ms; a step's policies have 10 ms"
     assert asked.machine.built == 1
+
+
+def test_an_overrun_of_what_others_left_says_how_much_that_was(asked: Asked):
+    asked.machine.act = asked.machine.takes(0.006)
+    asked.order()
+    asked.victims()
+
+    told = "took 6.0 ms; a step's policies have 10 ms, of which 4.0 were left"
+    assert asked.tally(hook="select_victims").last_error == told
+
+
+def test_an_overrun_at_arrivals_names_their_budget():
+    asked = Asked(refill=0.5)
+    asked.machine.act = asked.machine.takes(0.011)
+    asked.order()
+
+    assert asked.tally().last_error == "took 11.0 ms; all arrivals' policies have 10 ms"
+
+
+def test_time_in_which_a_policy_waited_for_the_processor_is_not_charged():
+    asked = Asked(two=True)
+    asked.machine.act = asked.machine.takes(0.0095)
+    asked.machine.owned_s = 0.0005
+
+    assert asked.order() == MY_ORDER
+    assert asked.victims() == MY_VICTIMS
+    assert asked.tally().spent_s == pytest.approx(0.0005)
+    assert asked.tally("other", "select_victims").passed_over == 0
+
+
+@pytest.mark.parametrize("is_asked_for", [False, True])
+def test_where_an_error_came_through_is_logged_for_whoever_asks(is_asked_for: bool):
+    machine = Machine()
+    profile = Profile(
+        {"order_admissions": "mine"}, {**BUILTIN, "mine": machine.policy()}, trace=is_asked_for
+    )
+    level = structlog.make_filtering_bound_logger(logging.INFO)
+    with capture_logs() as logs:
+        log = structlog.wrap_logger(None, wrapper_class=level)
+        runner = PolicyRunner(profile, guard=machine, log=log)
+        machine.act = raises(ValueError("no"))
+        Decisions(profile, runner).order_admissions(WAITING, STEP)
+
+    (entry,) = (entry for entry in logs if entry["event"] == "policy fault")
+    steps = entry.get("trace", "").split(" > ")
+    assert ("in order_admissions" in steps[-2] if len(steps) > 1 else False) is is_asked_for
+
+
+def test_where_an_error_came_through_is_logged_for_debugging(asked: Asked):
+    with capture_logs() as logs:
+        asked.fail(1)
+
+    assert f"{__file__}:" in logs[0]["trace"]
 
 
 def test_a_busy_machine_is_no_fault(asked: Asked):
@@ -377,7 +440,9 @@ def interrupt(asked: Asked, computed_s: float, took_s: float = 0.011) -> list[fl
 def test_an_interrupted_instance_rests_and_is_built_anew(asked: Asked):
     assert interrupt(asked, computed_s=0.011) == DEFAULT_ORDER
 
-    assert asked.tally().last_error == "was interrupted after 11.0 ms"
+    assert asked.tally().last_error == (
+        "was interrupted after 11.0 ms at mine.py:3 in act; a step's policies have 10 ms"
+    )
     asked.next_step(after_s=REST_S - 0.001)
     assert asked.order() == DEFAULT_ORDER
     assert asked.victims() == DEFAULT_VICTIMS
@@ -441,6 +506,14 @@ def test_a_third_strike_by_interruption_builds_nothing_until_the_release(asked: 
     assert asked.order() == MY_ORDER
 
 
+def test_an_excuse_says_that_the_machine_was_busy(asked: Asked):
+    with capture_logs() as logs:
+        interrupt(asked, computed_s=0.001)
+
+    (entry,) = logs
+    assert (entry["event"], entry["why"]) == ("policy excused", "the machine was busy")
+
+
 def test_who_was_interrupted_in_what_others_left_is_excused_but_built_anew():
     asked = Asked(two=True)
     with capture_logs() as logs:
@@ -455,7 +528,12 @@ def test_who_was_interrupted_in_what_others_left_is_excused_but_built_anew():
             asked.next_step(after_s=REST_S)
 
     asked.machine.act = lambda: None
-    assert [entry["event"] for entry in logs] == ["policy lacks time"]
+    (entry,) = logs
+    assert (entry["event"], entry["why"]) == ("policy excused", "others had spent the time")
+    assert entry["what"] == (
+        "was interrupted after 3.1 ms at mine.py:3 in act; "
+        "a step's policies have 10 ms, of which 3.0 were left"
+    )
     assert asked.tally("other", "select_victims").excused == 5
     assert asked.runner.faults == 0
     assert asked.victims() == MY_VICTIMS

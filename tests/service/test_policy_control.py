@@ -565,11 +565,10 @@ def test_a_release_goes_to_both_processes(run, open_front: OpenFront):
             front.engine.hook_faults = (HookFaults("failing", "order_admissions", 4, "old"),)
             live = (await front.control.describe()).live
             assert live.quarantined == ("failing",)
-            told = [(each.process, each.faults, each.last_error) for each in live.faults]
-            assert told == [
-                ("engine", 4, "old"),
-                ("front", STRIKES, "ValueError('no')"),
-            ]
+            told = [(each.process, each.faults) for each in live.faults]
+            assert told == [("engine", 4), ("front", STRIKES)]
+            assert live.faults[0].last_error == "old"
+            assert live.faults[1].last_error.startswith("ValueError('no') at ")
 
             await front.control.release("failing")
 
