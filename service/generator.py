@@ -79,6 +79,7 @@ class Generator:
         self._open: set[Generation] = set()  # launched, and their answers not yet delivered
         self._num_entering = 0  # requests between their arrival and their launch
         self._draining = False
+        self.is_paused = False  # takes no requests until it is resumed
         self._timelines = Timelines()
         engine.watch_decisions(self._timelines.add)
         engine.watch_decisions(self.metrics.count_decisions)
@@ -93,7 +94,7 @@ class Generator:
     @property
     def is_ready(self) -> bool:
         """Whether a request sent now would be served now."""
-        return self.engine.is_serving and not self._draining
+        return self.engine.is_serving and not (self._draining or self.is_paused)
 
     @property
     def num_queued(self) -> int:
@@ -167,6 +168,8 @@ class Generator:
         """`control` is of the first."""
         if self._draining:
             raise EngineUnavailable("The service is shutting down.")
+        if self.is_paused:
+            raise EngineUnavailable("The service takes no further requests for now.")
         self._num_entering += len(requests)
         try:
             return await self._enter(requests, control or Control())
@@ -249,11 +252,29 @@ class Generator:
         Returns whether they have. Closing the engine client fails those that have not.
         """
         self._draining = True
+        return await self.wait_until_idle(timeout_s)
+
+    def pause(self) -> None:
+        """Refuse new requests until `resume`. Those that are here go on."""
+        self.is_paused = True
+
+    def resume(self) -> None:
+        """Take requests again, unless it drains for good."""
+        self.is_paused = False
+
+    async def wait_until_idle(self, timeout_s: float) -> bool:
+        """Wait until no request is here; whether that is so."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while not self.is_idle:  # noqa: ASYNC110 - once in a process's life
+                while not self.is_idle:  # noqa: ASYNC110 - seldom in a process's life
                     await asyncio.sleep(_DRAIN_POLL_S)
         return self.is_idle
+
+    def open_statuses(self) -> list[tuple[str, RequestStatus]]:
+        """How far each generation is that is open, the oldest first, with its id."""
+        known = [(each.id, self._timelines.status(each.id)) for each in self._open]
+        told = [(name, status) for name, status in known if status is not None]
+        return sorted(told, key=lambda each: each[1].subject.began_s)
 
     @property
     def is_idle(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,6 +10,13 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from cadenza.wire.messages import Decision, Submit
+
+# What whoever asks is told of a generation that there is nothing to tell of
+UNKNOWN = (
+    "No such request is known. Only the latest are kept; a call with several prompts is one "
+    "request for each of them, ID-0, ID-1 and so on."
+)
+_PREFIX = re.compile("(chatcmpl|cmpl)-")  # of ids as OpenAI's clients know them
 
 # What a record makes of its choice. Records of other kinds leave the choice as it is.
 _STATES = {
@@ -22,6 +30,11 @@ _STATES = {
     "refused": "finished",
     "finished": "finished",
 }
+
+
+def generation_id(name: str) -> str:
+    """The generation's own id, of one as a client may know it."""
+    return _PREFIX.sub("", name, count=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,6 @@ were never given out.
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from starlette.requests import Request
@@ -19,9 +18,13 @@ from cadenza.service.errors import Forbidden, Unauthenticated, UnknownRequest
 from cadenza.service.generator import Generator
 from cadenza.service.http.errors import JsonResponse
 from cadenza.service.http.wishes import read_wishes
-from cadenza.service.timelines import ChoiceStatus, Record, RequestStatus
-
-_PREFIX = re.compile("(chatcmpl|cmpl)-")  # of ids as OpenAI's clients know them
+from cadenza.service.timelines import (
+    UNKNOWN,
+    ChoiceStatus,
+    Record,
+    RequestStatus,
+    generation_id,
+)
 
 # What most of all describes a request whose choices differ, first
 _STATES = ("running", "parked", "swapped", "preempted", "waiting", "finished")
@@ -75,13 +78,10 @@ class _Pages:
         )
 
     def _find(self, request: Request) -> tuple[str, RequestStatus]:
-        name = _PREFIX.sub("", request.path_params["id"], count=1)
+        name = generation_id(request.path_params["id"])
         status = self._generator.status(name)
         if status is None or not self._may_see(request, status.subject.tenant):
-            raise UnknownRequest(
-                "No such request is known. Only the latest are kept; a call with several prompts "
-                "is one request for each of them, ID-0, ID-1 and so on."
-            )
+            raise UnknownRequest(UNKNOWN)
         return name, status
 
     def _may_see(self, request: Request, tenant: str) -> bool:

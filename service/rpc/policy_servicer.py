@@ -6,20 +6,17 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
-import structlog
 from google.protobuf.message import Message
 
 from cadenza.service.admin import Admin
-from cadenza.service.errors import InvalidRequest, RequestError
+from cadenza.service.errors import InvalidRequest
 from cadenza.service.policy_control import MAX_PROFILE_BYTES
-from cadenza.service.rpc import status
+from cadenza.service.rpc.admin_calls import Call, admin_handlers
 from cadenza.service.rpc.policy_codec import to_content, to_report
-from cadenza.service.rpc.servicer import Context, decode
+from cadenza.service.rpc.servicer import decode
 from cadenza.v1 import policy_pb2 as pb
 
 SERVICE: str = pb.DESCRIPTOR.services_by_name["PolicyService"].full_name
-
-_log = structlog.get_logger(__name__)
 
 
 class PolicyServicer:
@@ -36,38 +33,16 @@ class PolicyServicer:
             "ReleasePolicy": (self._release, pb.ReleasePolicyResponse),
             "UseShadow": (self._shadow, pb.UseShadowResponse),
         }
-        methods: dict[str, grpc.RpcMethodHandler[bytes, Any]] = {
-            name: grpc.unary_unary_rpc_method_handler(
-                self._guarded(call, response), response_serializer=response.SerializeToString
-            )
-            for name, (call, response) in calls.items()
-        }
-        return grpc.method_handlers_generic_handler(SERVICE, methods)
+        reporting = {name: self._reporting(*call) for name, call in calls.items()}
+        return admin_handlers(SERVICE, self._access, reporting)
 
-    def _guarded(
-        self, call: Callable[[bytes], Awaitable[None]], response: type[Any]
-    ) -> Callable[[bytes, Context], Awaitable[Message]]:
-        """Check the caller, run the call, and tell what it raises as a status."""
+    def _reporting(self, call: Callable[[bytes], Awaitable[None]], response: type[Any]) -> Call:
+        async def reporting(encoded: bytes) -> Message:
+            await call(encoded)
+            answer: Message = response(report=to_report(await self._policies.describe()))
+            return answer
 
-        async def guarded(encoded: bytes, context: Context) -> Message:
-            try:
-                self._check(context)
-                await call(encoded)
-                answer: Message = response(report=to_report(await self._policies.describe()))
-                return answer
-            except RequestError as error:
-                await status.abort(context, error)
-            except Exception:
-                _log.exception("call_failed")
-                await status.abort(context, status.internal_error())
-
-        return guarded
-
-    def _check(self, context: Context) -> None:
-        self._access.check(
-            (name, value if isinstance(value, str) else value.decode(errors="replace"))
-            for name, value in context.invocation_metadata() or ()
-        )
+        return reporting
 
     async def _get(self, encoded: bytes) -> None:
         decode(pb.GetPoliciesRequest, encoded)

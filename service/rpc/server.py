@@ -1,4 +1,4 @@
-"""The gRPC server: one port with generation, policies, health and reflection."""
+"""The gRPC server: one port with generation, administration, health and reflection."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from grpc_reflection.v1alpha import reflection
 from cadenza.service.admin import Admin
 from cadenza.service.generator import Generator
 from cadenza.service.listening import why
+from cadenza.service.rpc.admin_servicer import SERVICE as ADMIN_SERVICE
+from cadenza.service.rpc.admin_servicer import AdminServicer
 from cadenza.service.rpc.connections import DEFAULT_LIMITS, ConnectionLimits, server_options
 from cadenza.service.rpc.policy_servicer import SERVICE as POLICY_SERVICE
 from cadenza.service.rpc.policy_servicer import PolicyServicer
@@ -38,17 +40,21 @@ class GrpcServer:
         connections: ConnectionLimits = DEFAULT_LIMITS,
         stall_s: float = STALL_S,
     ) -> None:
-        """Serve `generator`, and policies to whom `admin` lets in; None: nobody.
+        """Serve `generator`, and administration to whom `admin` lets in; None: nobody.
 
         `stall_s`: a call is cancelled when its client has read nothing for so long.
         """
         self._host = host
         self._port = port
+        self._generator = generator
+        self._is_ready = False
         self._options = server_options(connections)
         self._servicer = GenerationServicer(generator, stall_s=stall_s)
         handlers = {SERVICE: self._servicer.handlers()}
         if admin is not None:
             handlers[POLICY_SERVICE] = PolicyServicer(admin).handlers()
+            servicer = AdminServicer(generator, admin.access, self._tell_readiness)
+            handlers[ADMIN_SERVICE] = servicer.handlers()
         self._handlers = handlers
         self._server: grpc.aio.Server | None = None
         self._health: health.aio.HealthServicer | None = None
@@ -73,11 +79,19 @@ class GrpcServer:
         return port
 
     async def set_ready(self, is_ready: bool) -> None:
-        """What the health service says of the whole server and of its services."""
+        """What the health service says of the whole server and of its services.
+
+        While the generator is paused it is NOT_SERVING all the same.
+        """
+        self._is_ready = is_ready
+        await self._tell_readiness()
+
+    async def _tell_readiness(self) -> None:
         assert self._health is not None, "start comes first"
-        status = health_pb2.HealthCheckResponse
+        states = health_pb2.HealthCheckResponse
+        is_serving = self._is_ready and not self._generator.is_paused
         for service in ("", *self._handlers):
-            await self._health.set(service, status.SERVING if is_ready else status.NOT_SERVING)
+            await self._health.set(service, states.SERVING if is_serving else states.NOT_SERVING)
 
     async def stop(self, grace_s: float) -> None:
         """Refuse new requests, let the running ones end for `grace_s`, then cancel what is left.

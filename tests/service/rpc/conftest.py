@@ -114,6 +114,7 @@ class FakeGenerator:
     def __init__(self) -> None:
         self.generations: dict[str, FakeGeneration] = {}
         self.requests: list[GenerationRequest] = []
+        self.is_paused = False
         self.errors: dict[str, Exception] = {}  # by text: what submit raises
         self.on_submit: Callable[[FakeGeneration], None] = lambda generation: None
         self._changed = asyncio.Event()
