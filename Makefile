@@ -3,6 +3,7 @@
 #   make serve        the demo model on HTTP :8000 and gRPC :50051; ARGS="--port 9000" adds flags
 #   make test         the tests; PYTEST="tests/scheduler -x" narrows them, WORKERS=0 is one process
 #   make check        linters, strict types, protos linted and current
+#   make breaking     whether the protos break clients of those at AGAINST, a commit or branch
 #   make test-extra   slower tests, bounded
 #   make soak         50,000 hostile requests, then random lives of the scheduler, for ever;
 #                     SEED=17 begins with that one
@@ -23,6 +24,7 @@ ARGS ?=
 PYTEST ?= tests
 WORKERS ?= 2
 SEED ?=
+AGAINST ?= origin/main
 
 # As the service starts its engine: threads that spin for long stop each other on shared cores
 export GOMP_SPINCOUNT ?= 1000
@@ -36,8 +38,8 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet
 FOLDERS := checkpoints cli engine kernels policies scheduler service testing wire
 PACKAGES := $(FOLDERS) protos/cadenza/v1
 
-.PHONY: serve test check test-extra test-gpu soak soak-grpc clients protos install install-dev \
-	bench-startup bench-front bench-decode bench-orders bench-policies bench-scheduler \
+.PHONY: serve test check test-extra test-gpu soak soak-grpc clients breaking protos install \
+	install-dev bench-startup bench-front bench-decode bench-orders bench-policies bench-scheduler \
 	bench-service clean
 
 serve: install
@@ -68,6 +70,9 @@ check: install-dev
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy $(foreach folder,$(FOLDERS) v1,-p cadenza.$(folder))
 	$(PYTHON) protos/generate.py --check
+
+breaking: install-dev
+	$(VENV)/bin/buf breaking protos --against ".git#ref=$(AGAINST),subdir=protos"
 
 protos: install-dev
 	$(PYTHON) protos/generate.py

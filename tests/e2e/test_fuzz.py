@@ -6,7 +6,7 @@ import grpc
 import pytest
 import uvloop
 
-from tests.e2e.servers import Serve
+from tests.e2e.conftest import Serve
 from tests.service.rpc.fuzzing import Service, call_at_random
 
 

@@ -30,6 +30,20 @@ def test_lint_is_not_asleep(tmp_path):
     assert run(BUF, "lint", copy).returncode != 0
 
 
+def test_what_breaks_clients_is_noticed_and_what_is_added_is_not(tmp_path):
+    copy = copy_of_protos(tmp_path)
+    against = ("breaking", copy, "--against", PROTOS)
+    proto = copy / "cadenza/v1/admin.proto"
+    before = proto.read_text()
+    added = "  uint32 in_flight = 1;\n  // More.\n  uint32 more = 99;"
+    proto.write_text(before.replace("  uint32 in_flight = 1;", added, 1))
+    assert run(BUF, *against).returncode == 0
+
+    for other in ("  uint32 in_flight = 7;", "  string in_flight = 1;", ""):
+        proto.write_text(before.replace("  uint32 in_flight = 1;", other, 1))
+        assert run(BUF, *against).returncode != 0
+
+
 def test_the_generated_code_is_current():
     result = run(sys.executable, "-P", PROTOS / "generate.py", "--check")
 
