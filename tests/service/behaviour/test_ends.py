@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from cadenza.service.limits import Limits
 from tests.transports import Failure, Told, Transport
@@ -264,7 +265,9 @@ def test_an_exception_that_nobody_expected(run, serve, monkeypatch):
             for name in ("submit", "submit_all"):
                 monkeypatch.setattr(served.front.generator, name, submit)
             for each in served.transports:
-                failure = (await each.ask(LONG)).failure
+                with capture_logs() as logs:
+                    failure = (await each.ask(LONG)).failure
+                assert len(logs) == 1
                 assert failure == Failure("INTERNAL", "Something went wrong in the server.", None)
 
     run(main())
