@@ -140,7 +140,11 @@ def _write_decisions(profile: ProfileReport) -> None:
 def _write_faults(profile: ProfileReport) -> None:
     for each in profile.faults:
         where = f"{each.policy} in {_short(each.hook)} ({each.process})"
-        write(f"last fault of {where}: {each.last_error}\n")
+        if each.faults:
+            ago = f"{each.last_fault_age_s:.0f} s ago"
+            write(f"last fault of {where}, {ago}: {each.last_error}\n")
+        if each.passed_over or each.excused:
+            write(f"{where}: {each.passed_over} times passed over, {each.excused} excused\n")
 
 
 def _write_shadow(shadow: ShadowReport) -> None:

@@ -125,7 +125,7 @@ class EnginePolicies:
             return ()
         self._told_uses_s, self._told_calls = now_s, calls
         return [
-            HookUse(policy, hook, tally.calls, tally.spent_s)
+            HookUse(policy, hook, tally.calls, tally.spent_s, tally.passed_over, tally.excused)
             for (policy, hook), tally in tallies.items()
         ]
 
@@ -288,10 +288,6 @@ def _state(profile: Profile, runner: PolicyRunner) -> ProfileState:
     return ProfileState(
         decisions={hook: names for hook in ARGUMENTS if (names := profile.deciding(hook))},
         options={policy: dict(given) for policy, given in profile.options.items()},
-        faults=tuple(
-            HookFaults(policy, hook, tally.faults, tally.last_error)
-            for (policy, hook), tally in runner.tallies.items()
-            if tally.faults
-        ),
+        faults=tuple(HookFaults(*each) for each in runner.unanswered()),
         quarantined=runner.quarantined,
     )

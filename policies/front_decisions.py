@@ -36,18 +36,18 @@ class FrontDecisions:
 
     def __init__(self, profile: Profile, runner: PolicyRunner | None = None) -> None:
         """Ask through `runner`; None: one of its own, without time limits."""
-        self._profile = profile
         self._runner = runner or PolicyRunner(profile)
         self._shedders = tuple(dict.fromkeys((profile.names[_SHED], DEFAULTS[_SHED])))
         # Where no gate can have anything to say, and where the newcomer is refused in any case,
         # nobody need be asked
-        is_plain = profile.gates == (DEFAULTS[GATE],) and not profile.options.get(DEFAULTS[GATE])
-        self.may_refuse = not is_plain
+        plain = () if profile.options.get(DEFAULTS[GATE]) else (DEFAULTS[GATE],)
+        self._gates = tuple(gate for gate in profile.gates if gate not in plain)
+        self.may_refuse = bool(self._gates)
         self.may_shed = len(self._shedders) > 1
 
     def gate_arrivals(self, arrivals: ArrivalColumns, service: ServiceView) -> Refused | None:
         """The first refusal of any of the arrivals, of the first gate that has one."""
-        for gate in self._profile.gates:
+        for gate in self._gates:
             refusal = self.ask_gate(gate, arrivals, service)
             if refusal is not None:
                 return Refused(gate, refusal)

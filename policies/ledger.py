@@ -10,7 +10,7 @@ from structlog.typing import FilteringBoundLogger
 
 from cadenza.policies.blame import Blame
 from cadenza.policies.builtin import DEFAULTS
-from cadenza.policies.standing import Fault, FaultCount, Hook, Standing, Tally
+from cadenza.policies.standing import Fault, FaultCount, Hook, Standing, Tally, Unanswered
 
 
 class When(NamedTuple):
@@ -49,6 +49,23 @@ class Ledger:
         if asked is None:
             return 0
         return asked.tally.faults + asked.tally.excused + asked.tally.passed_over
+
+    def unanswered(self) -> tuple[Unanswered, ...]:
+        """Every hook that ever gave no answer that counts."""
+        now_s = self._timer()
+        return tuple(
+            Unanswered(
+                policy,
+                name,
+                tally.faults,
+                tally.last_error,
+                now_s - tally.failed_s if tally.faults else 0.0,
+                tally.passed_over,
+                tally.excused,
+            )
+            for (policy, name), tally in ((key, hook.tally) for key, hook in self.hooks.items())
+            if tally.faults or tally.passed_over or tally.excused
+        )
 
     def take_news(self) -> tuple[FaultCount, ...]:
         """Every hook that ever failed, if that or a quarantine has changed since the last call."""

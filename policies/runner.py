@@ -34,7 +34,16 @@ from cadenza.policies.hook_guard import (
 )
 from cadenza.policies.ledger import Ledger, When
 from cadenza.policies.profile import Profile
-from cadenza.policies.standing import STRIKES, WINDOW_S, Fault, FaultCount, Hook, Standing, Tally
+from cadenza.policies.standing import (
+    STRIKES,
+    WINDOW_S,
+    Fault,
+    FaultCount,
+    Hook,
+    Standing,
+    Tally,
+    Unanswered,
+)
 from cadenza.policies.views import Occasion
 
 __all__ = [
@@ -135,6 +144,10 @@ class PolicyRunner:
     def num_unanswered(self, policy: str, hook: str) -> int:
         """How often a policy was to be asked and gave no answer that counts."""
         return self._ledger.num_unanswered(policy, hook)
+
+    def unanswered(self) -> tuple[Unanswered, ...]:
+        """Every hook that ever gave no answer that counts."""
+        return self._ledger.unanswered()
 
     def take_news(self) -> tuple[FaultCount, ...]:
         """Every hook that ever failed, if that or a quarantine has changed since the last call."""

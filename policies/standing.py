@@ -32,6 +32,18 @@ class Fault(NamedTuple):
     trace: str = ""  # where what it raised came through, if anybody wants to know
 
 
+class Unanswered(NamedTuple):
+    """How often a hook gave no answer that counts."""
+
+    policy: str
+    hook: str
+    faults: int
+    last_error: str
+    last_fault_age_s: float  # 0 without faults
+    passed_over: int
+    excused: int
+
+
 class FaultCount(NamedTuple):
     """For whoever watches: a hook that has failed, and whether its policy is quarantined now."""
 

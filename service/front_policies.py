@@ -137,7 +137,7 @@ class FrontPolicies:
     def uses(self) -> Sequence[HookUse]:
         """How often each hook was asked since the front started, also under former profiles."""
         return [
-            HookUse(policy, hook, tally.calls, tally.spent_s)
+            HookUse(policy, hook, tally.calls, tally.spent_s, tally.passed_over, tally.excused)
             for (policy, hook), tally in self._runner.tallies.items()
         ]
 
@@ -164,8 +164,4 @@ class FrontPolicies:
 
 
 def _hook_faults(runner: PolicyRunner) -> tuple[HookFaults, ...]:
-    return tuple(
-        HookFaults(policy, hook, tally.faults, tally.last_error)
-        for (policy, hook), tally in runner.tallies.items()
-        if tally.faults
-    )
+    return tuple(HookFaults(*each) for each in runner.unanswered())

@@ -34,13 +34,19 @@ class InstalledPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HookFaults(msgspec.Struct, frozen=True, kw_only=True):
-    """How often a hook of a policy failed since its process started, or the shadow was set."""
+    """How often a hook of a policy gave no answer since its process started, or the shadow was set.
+
+    Hooks that always gave one are left out.
+    """
 
     policy: str
     hook: str
     process: str  # which asks the hook: "engine" or "front"
     faults: int
     last_error: str
+    last_fault_age_s: float = 0.0
+    passed_over: int = 0  # not asked: in quarantine, at rest, at fault, or for lack of time
+    excused: int = 0  # interrupted without being at fault
 
 
 class ProfileReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -300,6 +300,8 @@ class HookUse(msgspec.Struct, frozen=True, array_like=True):
     hook: str
     calls: int
     spent_s: float  # by all of them
+    passed_over: int = 0  # times that it was to be asked, and was not
+    excused: int = 0  # calls that were interrupted without being at fault
 
 
 class Step(msgspec.Struct, frozen=True, array_like=True, tag="step", kw_only=True):

@@ -8,12 +8,18 @@ import msgspec
 
 
 class HookFaults(msgspec.Struct, frozen=True, array_like=True):
-    """How often one hook of one policy failed since the engine started, or the shadow was set."""
+    """How often a hook of a policy gave no answer, since the engine started or the shadow was set.
+
+    Hooks that always gave one are left out.
+    """
 
     policy: str
     hook: str
     faults: int
     last_error: str
+    last_fault_age_s: float = 0.0
+    passed_over: int = 0
+    excused: int = 0
 
 
 class ProfileState(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -21,7 +27,7 @@ class ProfileState(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
     decisions: dict[str, tuple[str, ...]]  # hook -> policies that it asks or tells
     options: dict[str, dict[str, Any]]  # policy -> those that it was given
-    faults: tuple[HookFaults, ...]  # of hooks that failed, also of policies that have left
+    faults: tuple[HookFaults, ...]  # of hooks that gave no answer, also of policies that have left
     quarantined: tuple[str, ...]
 
 

@@ -42,6 +42,20 @@ def policies(generator: Generator) -> Iterator[Family]:
         labels=("policy", "hook"),
         samples=[((use.policy, use.hook), use.spent_s) for use in uses],
     )
+    yield Family(
+        name="policy_passed_over",
+        kind="counter",
+        text="Times a policy was to be asked and was not.",
+        labels=("policy", "hook"),
+        samples=[((use.policy, use.hook), use.passed_over) for use in uses],
+    )
+    yield Family(
+        name="policy_excused",
+        kind="counter",
+        text="Calls of a policy that were interrupted without its fault.",
+        labels=("policy", "hook"),
+        samples=[((use.policy, use.hook), use.excused) for use in uses],
+    )
     # those that never failed do not show
     faults = [(c.policy, c.hook, c.faults, c.quarantined) for c in engine.policy_faults]
     faults += [(c.policy, c.hook, c.faults, c.quarantined) for c in front.faults]

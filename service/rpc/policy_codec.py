@@ -105,6 +105,9 @@ def _faults(faults: HookFaults) -> pb.HookFaults:
         process=faults.process,
         faults=faults.faults,
         last_error=encodable(faults.last_error),
+        last_fault_age_s=faults.last_fault_age_s,
+        passed_over=faults.passed_over,
+        excused=faults.excused,
     )
 
 

@@ -42,6 +42,9 @@ FAULTS = HookFaults(
     process="engine",
     faults=3,
     last_error="ValueError('no')",
+    last_fault_age_s=61.7,
+    passed_over=4,
+    excused=1,
 )
 REPORT = PolicyReport(
     hookspec_version="0.3.0",
@@ -162,7 +165,8 @@ def test_list_shows_choice_faults_quarantine_and_shadow(capsys, service: Service
         "POLICY FROM DECIDES FAULTS STATE",
         "fcfs built in - - -",
         "mine acme 1.5 order, on_finished 3 quarantined",
-        "last fault of mine in order (engine): ValueError('no')",
+        "last fault of mine in order (engine), 62 s ago: ValueError('no')",
+        "mine in order (engine): 4 times passed over, 1 excused",
         "",
         "SHADOW POLICIES ASKED DIFFERED FIRST FIGURE",
         "order edf 9, 1 unanswered 4 2 0.123 mean change of place",

@@ -620,6 +620,16 @@ def test_uses_are_told_once_a_second_and_before_a_rest():
     assert changing.policies.take_uses(rests=True) == (), "nothing new"
 
 
+def test_uses_tell_how_often_a_policy_was_passed_over():
+    changing = quarantined()
+    changing.policies.take_uses(rests=True)
+
+    changing.driver.step()
+
+    told = {(use.policy, use.hook): use for use in changing.policies.take_uses(rests=True)}
+    assert told["failing", "order_admissions"].passed_over > 0
+
+
 def test_a_shadow_outlives_other_live_policies_and_compares_anew():
     changing = Changing()
     changing.ask(UseShadow(1, choice(order_admissions="reversed")))

@@ -66,6 +66,17 @@ class Front:
         )
 
 
+def test_the_default_gate_is_asked_only_if_it_has_a_limit():
+    front = Front(mine=lambda _: None)
+    front.gate()
+    assert {*front.runner.tallies} == {("mine", "gate_arrivals")}
+
+    profile = Profile({"gate_arrivals": "tenant-quota"}, options={"queue-limit": {"max_tokens": 9}})
+    runner = PolicyRunner(profile)
+    FrontDecisions(profile, runner).gate_arrivals(ARRIVALS, SERVICE)
+    assert ("queue-limit", "gate_arrivals") in runner.tallies
+
+
 @pytest.mark.parametrize("answer", [[None, NO], (NO, None), [NO, replace(NO, reason="Never.")]])
 def test_the_first_refusal_is_told(answer: Any):
     assert Front(mine=lambda _: answer).gate() == Refused("mine", NO)

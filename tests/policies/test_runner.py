@@ -204,6 +204,21 @@ def test_a_fault_costs_the_instance_this_step_in_all_its_hooks(
         assert re.fullmatch(re.escape(error) + place, asked.tally().last_error)
 
 
+def test_hooks_that_gave_no_answer_are_told_with_the_age_of_their_last_fault(asked: Asked):
+    asked.machine.now_s = 5.0
+    asked.fail(1)
+    asked.victims()
+    asked.machine.act = raises(ValueError("no"))
+    asked.order()
+    asked.victims()
+    asked.machine.now_s = 7.5
+
+    order, victims = asked.runner.unanswered()
+    assert (order.policy, order.hook) == ("mine", "order_admissions")
+    assert (order.faults, order.last_fault_age_s, order.passed_over) == (2, 2.5, 0)
+    assert (victims.faults, victims.last_fault_age_s, victims.passed_over) == (0, 0.0, 1)
+
+
 def test_a_fault_of_one_policy_costs_no_other():
     asked = Asked(two=True)
     asked.fail(1)

@@ -502,7 +502,7 @@ class ProfileReport(_message.Message):
 
     @_builtins.property
     def faults(self) -> _containers.RepeatedCompositeFieldContainer[Global___HookFaults]:
-        """Of hooks that failed, those of policies that have left included."""
+        """Of hooks that gave no answer, those of policies that have left included."""
 
     @_builtins.property
     def quarantined(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -528,7 +528,7 @@ Global___ProfileReport: _TypeAlias = ProfileReport  # noqa: Y015
 
 @_typing.final
 class HookFaults(_message.Message):
-    """How often one hook of one policy failed, since the service started or the shadow was set."""
+    """How often one hook of one policy gave no answer, since the service started or the shadow was set."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -537,16 +537,27 @@ class HookFaults(_message.Message):
     FAULTS_FIELD_NUMBER: _builtins.int
     LAST_ERROR_FIELD_NUMBER: _builtins.int
     PROCESS_FIELD_NUMBER: _builtins.int
+    LAST_FAULT_AGE_S_FIELD_NUMBER: _builtins.int
+    PASSED_OVER_FIELD_NUMBER: _builtins.int
+    EXCUSED_FIELD_NUMBER: _builtins.int
     policy: _builtins.str
     """The policy's name."""
     hook: _builtins.str
     """The hook."""
     faults: _builtins.int
-    """How often."""
+    """How often it failed."""
     last_error: _builtins.str
     """What it did the last time."""
     process: _builtins.str
     """The process that asks the hook: "engine" or "front"."""
+    last_fault_age_s: _builtins.float
+    """Seconds since the last fault. 0 if there was none."""
+    passed_over: _builtins.int
+    """How often it was to be asked and was not: in quarantine, at rest after an overrun, after a fault
+    in the same step, or for lack of time.
+    """
+    excused: _builtins.int
+    """How often it was interrupted without being at fault."""
     def __init__(
         self,
         *,
@@ -555,10 +566,13 @@ class HookFaults(_message.Message):
         faults: _builtins.int = ...,
         last_error: _builtins.str = ...,
         process: _builtins.str = ...,
+        last_fault_age_s: _builtins.float = ...,
+        passed_over: _builtins.int = ...,
+        excused: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["faults", b"faults", "hook", b"hook", "last_error", b"last_error", "policy", b"policy", "process", b"process"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["excused", b"excused", "faults", b"faults", "hook", b"hook", "last_error", b"last_error", "last_fault_age_s", b"last_fault_age_s", "passed_over", b"passed_over", "policy", b"policy", "process", b"process"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

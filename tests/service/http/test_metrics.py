@@ -165,7 +165,9 @@ def test_steps_and_decisions_are_counted(run, serve: OpenServed):
 def test_policies_are_told_apart(run, serve: OpenServed):
     async def main() -> None:
         async with serve() as served:
-            served.front.engine.told_hook_uses = (HookUse("fcfs", "order_admissions", 9, 0.5),)
+            served.front.engine.told_hook_uses = (
+                HookUse("fcfs", "order_admissions", 9, 0.5, 7, 2),
+            )
             await served.http.post(COMPLETIONS, json={"prompt": "x", "max_tokens": 2})
             await served.http.put("/v1/policies/profile", json={"decisions": {"order": "edf"}})
             told = samples(await scraped(served), "cadenza:")
@@ -173,6 +175,8 @@ def test_policies_are_told_apart(run, serve: OpenServed):
             asked = {"policy": "fcfs", "hook": "order_admissions"}
             assert value(told, "policy_calls_total", **asked) == 9
             assert value(told, "policy_seconds_total", **asked) == 0.5
+            assert value(told, "policy_passed_over_total", **asked) == 7
+            assert value(told, "policy_excused_total", **asked) == 2
             assert value(told, "policy_active", policy="edf", hook="order_admissions") == 1
             assert ("policy_active", frozenset(asked.items())) not in told
             assert value(told, "policy_active", policy="queue-limit", hook="gate_arrivals") == 1

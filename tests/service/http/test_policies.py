@@ -30,7 +30,9 @@ def test_the_report(run, serve: OpenServed):
     async def main() -> None:
         async with serve() as served:
             engine = served.front.engine
-            engine.hook_faults = (HookFaults("edf", "order_admissions", 3, "ValueError('no')"),)
+            engine.hook_faults = (
+                HookFaults("edf", "order_admissions", 3, "ValueError('no')", 2.5, 4, 1),
+            )
             engine.quarantined = ("edf",)
             response = await served.http.put(
                 "/v1/policies/profile", json={"decisions": {"order": "edf", "guard": ["max-wait"]}}
@@ -63,6 +65,9 @@ def test_the_report(run, serve: OpenServed):
                         "process": "engine",
                         "faults": 3,
                         "last_error": "ValueError('no')",
+                        "last_fault_age_s": 2.5,
+                        "passed_over": 4,
+                        "excused": 1,
                     }
                 ],
                 "quarantined": ["edf"],

@@ -68,7 +68,9 @@ async def status(call: Any) -> tuple[grpc.StatusCode, str]:
 async def test_a_profile_is_used_and_reported(open_front: OpenFront):
     async with serving(open_front) as served:
         engine = served.front.engine
-        engine.hook_faults = (HookFaults("priority", "order_admissions", 3, "ValueError('no')"),)
+        engine.hook_faults = (
+            HookFaults("priority", "order_admissions", 3, "ValueError('no')", 2.5, 4, 1),
+        )
         engine.quarantined = ("priority",)
         report = await served.use(
             {
@@ -88,6 +90,7 @@ async def test_a_profile_is_used_and_reported(open_front: OpenFront):
         (faults,) = report.live.faults
         assert (faults.policy, faults.hook, faults.faults) == ("priority", "order_admissions", 3)
         assert faults.process == "engine"
+        assert (faults.last_fault_age_s, faults.passed_over, faults.excused) == (2.5, 4, 1)
         assert report.live.quarantined == ["priority"]
         assert [each.name for each in report.installed] == sorted(BUILTIN)
         assert report.installed[0].source == "built in"
