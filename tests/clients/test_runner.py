@@ -10,7 +10,7 @@ import pytest
 import tokenizers
 
 from tests.clients.__main__ import main, report
-from tests.clients.case import Faulty, Result, expect, judged, run
+from tests.clients.case import ROOT, Faulty, Result, expect, judged, run
 from tests.clients.strict_models import WHOLE, validated_client
 from tests.clients.tokenizer_folder import write_tokenizer
 from tests.clients.venvs import pinned
@@ -47,9 +47,16 @@ def test_an_unknown_client_is_refused(capsys):
     assert "There is no client curl" in capsys.readouterr().out
 
 
-def test_versions_are_those_of_the_constraints():
-    for distribution in ("openai", "prometheus-client", "guidellm", "aiperf", "torch"):
-        assert pinned(distribution).startswith(f"{distribution}==")
+def test_versions_are_those_of_the_constraints_and_of_the_page():
+    page = (ROOT / "docs" / "clients.md").read_text()
+    for distribution, shown in {
+        "openai": "openai-python",
+        "prometheus-client": "prometheus_client",
+        "guidellm": "guidellm",
+        "aiperf": "aiperf",
+    }.items():
+        version = pinned(distribution).removeprefix(f"{distribution}==")
+        assert f"\n| {shown} | {version} |" in page
 
 
 CHAT = {
