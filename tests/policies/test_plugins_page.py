@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -20,6 +21,9 @@ from cadenza.cli import serve
 from cadenza.cli.main import app, main
 from cadenza.policies.choices import DECISIONS
 from cadenza.policies.presets import PRESETS
+from cadenza.service.http.asked import asked
+from cadenza.service.http.wishes import FORMS
+from cadenza.service.limits import Limits
 from tests.policies.pages import DOCS, blocks_of
 from tests.policies.plugins import install, install_fixtures
 
@@ -115,7 +119,7 @@ def test_every_example_works(
             for line, expected in COMMAND.findall(block.content):
                 assert matches(expected, reader.type(line, capsys)), line
         elif block.language == "sh":
-            for line in block.content.splitlines():
+            for line in block.content.replace("\\\n", "").splitlines():
                 understand(line)
         else:
             assert block.language == "python"
@@ -126,9 +130,21 @@ def test_every_example_works(
 
 def understand(line: str) -> None:
     """The command has such flags; what it does needs a service."""
-    name, *words = shlex.split(line)
+    name, *words = shlex.split(line.removesuffix("&"))
+    if name == "curl":
+        understand_request(words)
+        return
     assert name == "cadenza"
     app.parse_args(words, exit_on_error=False, print_error=False)
+
+
+def understand_request(words: list[str]) -> None:
+    """The service takes such a completion."""
+    _, flag, header, data, body = words
+    name, _, value = header.partition(": ")
+    assert (flag, data) == ("-H", "-d")
+    assert FORMS[name].fullmatch(value)
+    assert {*json.loads(body)} <= {*asked(Limits())["CompletionRequest"]["properties"]}
 
 
 def test_a_command_that_does_not_exist_is_not_understood():

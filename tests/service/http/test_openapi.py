@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import jsonschema_rs
@@ -19,6 +20,7 @@ from cadenza.service.http.completions import Completions
 from cadenza.service.http.openapi import document
 from cadenza.service.http.operations import OPERATIONS
 from cadenza.service.http.unsupported import NEUTRAL
+from cadenza.service.http.wishes import FORMS
 from cadenza.service.limits import Limits
 
 from .conftest import OpenServed, Served
@@ -51,6 +53,13 @@ def test_every_route_is_there_and_no_other(run, serve: OpenServed, with_admin: b
             assert told == {*routes(served)}
 
     run(main())
+
+
+def test_the_page_about_requests_has_every_field_and_header():
+    page = (Path(__file__).parents[3] / "docs" / "requests.md").read_text()
+    told = {name for each in COMPONENTS.values() for name in properties(each)} | {*FORMS}
+    missing = {name for name in told - {*NEUTRAL} if not re.search(rf"`{name}\b", page)}
+    assert missing == {"model"}
 
 
 def routes(served: Served) -> Iterator[tuple[str, str]]:
