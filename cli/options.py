@@ -104,6 +104,8 @@ Positive = Field(ge=1, le=_INT64)
 BlockSize = Field(ge=1, le=_MAX_BLOCK_SIZE, json_schema_extra={"kind": "a power of two"})
 PowerOfTwo = AfterValidator(_power_of_two)
 Seats = Field(ge=1, le=1 << 16)  # each takes memory at once
+Streams = Field(ge=0, le=1 << 16)
+Kibibytes = Field(ge=16, le=1 << 20, json_schema_extra={"unit": "KiB"})
 Threads = Field(ge=1, le=1024)
 Share = Field(ge=0, lt=1, allow_inf_nan=False)
 Seconds = Field(
@@ -229,6 +231,15 @@ class ServeOptions(PolicyOptions):
 
     shutdown_timeout: Annotated[float, Service, Seconds] = 30.0
     """Seconds that requests in flight get to end after the first SIGTERM or Ctrl-C."""
+
+    resume_grace: Annotated[float, Service, Seconds] = 30.0
+    """Seconds that a resumable stream is kept while nobody reads it; 0: it ends with its reader."""
+
+    resume_max_streams: Annotated[int, Service, Streams] = 512
+    """Resumable streams that run or are kept at once; further ones are refused."""
+
+    resume_buffer_kib: Annotated[int, Service, Kibibytes] = 512
+    """KiB of events that are kept of each of them; what nobody reads stops at half of it."""
 
     metrics_compat: Annotated[Literal["vllm", "none"], Service] = "vllm"
     """Whose names metrics have beside our own: vllm's, or nobody's."""

@@ -21,7 +21,7 @@ from cadenza.policies.errors import ProfileError
 from cadenza.service import otel
 from cadenza.service.engine_process import start_engine
 from cadenza.service.front import Addresses, Front, FrontConfig
-from cadenza.service.limits import Limits
+from cadenza.service.limits import Limits, ResumptionLimits
 from cadenza.service.listening import is_loopback, listen
 from cadenza.service.rpc.connections import ConnectionLimits
 from cadenza.service.tokenizer import Tokenizer, load_tokenizer
@@ -155,7 +155,14 @@ def _front_config(located: Located, options: ServeOptions) -> FrontConfig:
         port=options.port,
         grpc_port=options.grpc_port,
         model_names=options.served_model_name or (located.served_name,),
-        limits=Limits(max_queued=options.max_num_queued_reqs),
+        limits=Limits(
+            max_queued=options.max_num_queued_reqs,
+            resumption=ResumptionLimits(
+                grace_s=options.resume_grace,
+                max_streams=options.resume_max_streams,
+                max_bytes=options.resume_buffer_kib << 10,
+            ),
+        ),
         profile=configured.profile,
         library=configured.library,
         preset=configured.preset,

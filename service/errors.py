@@ -5,6 +5,11 @@
     ├── UnknownModel                no such model here
     ├── UnknownPolicy               no such policy is in use
     ├── UnknownRequest              no such request is known, or not to this client
+    ├── UnknownStream               no such stream can be resumed, or not by this client
+    ├── StreamConflict              the stream of this id is another request's
+    ├── StreamTakenOver             another connection goes on reading the stream
+    ├── StreamCancelled             its client has given the stream up
+    ├── OffsetGone                  what the stream told there is no longer kept
     ├── Unauthenticated             the key of an administrator is missing or wrong
     ├── Forbidden                   nobody may do this here, or from there
     ├── ChangeUnderWay              another change has to end first; retry after a while
@@ -55,6 +60,34 @@ class UnknownPolicy(RequestError):
 
 class UnknownRequest(RequestError):
     """The request asks about another one that is not known, or is not the client's to see."""
+
+
+class UnknownStream(RequestError):
+    """The request goes on with a stream that is not known, or is not the client's to read."""
+
+
+class StreamConflict(RequestError):
+    """The request's stream id is that of another request."""
+
+    field = "stream_id"
+
+
+class StreamTakenOver(RequestError):
+    """Another connection reads the stream now."""
+
+    def __init__(self) -> None:
+        super().__init__("Another connection has taken this stream over.")
+
+
+class StreamCancelled(RequestError):
+    """The stream was given up by its client."""
+
+    def __init__(self) -> None:
+        super().__init__("This stream has been cancelled.")
+
+
+class OffsetGone(RequestError):
+    """What the stream told at this place has been forgotten."""
 
 
 class Unauthenticated(RequestError):
@@ -123,6 +156,11 @@ STATUSES: dict[type[RequestError], Status] = {
     UnknownModel: Status(404, "invalid_request_error", "model_not_found", "NOT_FOUND"),
     UnknownPolicy: Status(404, "invalid_request_error", "policy_not_found", "NOT_FOUND"),
     UnknownRequest: Status(404, "invalid_request_error", "request_not_found", "NOT_FOUND"),
+    UnknownStream: Status(404, "invalid_request_error", "stream_not_found", "NOT_FOUND"),
+    StreamConflict: Status(409, "conflict_error", "stream_id_in_use", "ALREADY_EXISTS"),
+    StreamTakenOver: Status(409, "conflict_error", "stream_taken_over", "ABORTED"),
+    StreamCancelled: Status(410, "invalid_request_error", "stream_cancelled", "CANCELLED"),
+    OffsetGone: Status(410, "invalid_request_error", "offset_gone", "OUT_OF_RANGE"),
     Unauthenticated: Status(401, "authentication_error", "invalid_api_key", "UNAUTHENTICATED"),
     Forbidden: Status(403, "permission_error", "forbidden", "PERMISSION_DENIED"),
     ChangeUnderWay: Status(409, "conflict_error", "change_under_way", "ABORTED"),

@@ -29,6 +29,8 @@ from cadenza.service.metrics import Metrics, RequestTimer
 from cadenza.service.prompt import refuse_overlong, token_ids
 from cadenza.service.queue import Entry, Places
 from cadenza.service.request import GenerationRequest
+from cadenza.service.resumable_stream import Later
+from cadenza.service.resumption import Resumption
 from cadenza.service.timelines import RequestStatus, Subject, Timeline, Timelines
 from cadenza.service.tokenizer import Tokenizer
 from cadenza.service.tracing import Tracer
@@ -66,8 +68,12 @@ class Generator:
         metrics: Metrics | None = None,
         policies: FrontPolicies | None = None,
         tracer: Tracer | None = None,
+        later: Later | None = None,
     ) -> None:
-        """Serve `engine` under `model_names`, of which the first is told to clients."""
+        """Serve `engine` under `model_names`, of which the first is told to clients.
+
+        `later` ends the grace of streams that nobody reads; None: the running loop does.
+        """
         self.engine = engine
         self.tokenizer = tokenizer
         self.model_names = tuple(model_names)
@@ -80,6 +86,7 @@ class Generator:
         self._num_entering = 0  # requests between their arrival and their launch
         self._draining = False
         self.is_paused = False  # takes no requests until it is resumed
+        self.resumption = Resumption(self.limits.resumption, self.metrics, later)
         self._timelines = Timelines()
         engine.watch_decisions(self._timelines.add)
         engine.watch_decisions(self.metrics.count_decisions)
@@ -104,7 +111,7 @@ class Generator:
     @property
     def num_in_flight(self) -> int:
         """Requests between their arrival and the delivery of their answer, over all protocols."""
-        return self._num_entering + len(self._open)
+        return self._num_entering + len(self._open) + self.resumption.num_undelivered
 
     @property
     def num_records_dropped(self) -> int:
@@ -279,10 +286,15 @@ class Generator:
     @property
     def is_idle(self) -> bool:
         """Whether no request is anywhere between its arrival and the delivery of its answer."""
-        return not (self._open or self.engine.num_rows or self.num_queued)
+        running = self._open or self.engine.num_rows or self.num_queued
+        return not (running or self.resumption.num_undelivered)
 
     def close(self) -> None:
-        """Let go of the encoder threads. Running encodes finish on their own."""
+        """Let go of streams that may be resumed, and of the encoder threads.
+
+        Running encodes finish on their own.
+        """
+        self.resumption.close()
         self._encoder.close()
 
     async def _ready(self) -> Ready:
@@ -381,7 +393,9 @@ class Generator:
         if checked.credit is not None and num_choices > max_rows:
             # Each message opens a credit of its own
             raise InvalidRequest(
-                f"n is {num_choices}, but with credit at most {max_rows} choices run together.", "n"
+                f"n is {num_choices}, but with credit or a stream_id at most {max_rows} choices "
+                "run together.",
+                "n",
             )
         first = self.engine.take_numbers(num_choices)
         whole = Submit(

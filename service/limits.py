@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumptionLimits:
+    """Bounds on streams that outlive their connections."""
+
+    grace_s: float = 30.0  # that a stream is kept while nobody reads it
+    max_streams: int = 512  # running, or ended and kept
+    max_bytes: int = 512 << 10  # of events that are kept of one stream; half of it unread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,3 +30,4 @@ class Limits:
     max_bad_word_chars: int = 256
     max_salt_chars: int = 128
     max_tenant_chars: int = 128
+    resumption: ResumptionLimits = field(default_factory=ResumptionLimits)

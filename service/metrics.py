@@ -33,6 +33,9 @@ FEW = (1, 2, 3, 4, 5, 10, 20)
 FINISHED_REASONS = ("stop", "length", "abort", "deadline", "shed", "error")
 QUEUE_FULL, SHED = "max_num_queued_reqs", "shed"  # the former as vLLM has it
 NO_TENANT, OTHER_TENANTS = "none", "other"
+STREAM_PROTOCOLS = ("http", "grpc")
+STREAM_STATES = ("running", "ended")  # when a stream was given up that nobody went on with
+RESUMPTION_REFUSALS = ("unknown", "conflict", "offset", "gone")
 DECISION_KINDS = (
     *("arrived", "admitted", "preempted", "displaced", "resumed", "host_copy_dropped", "parked"),
     *("unparked", "starving", "refused", "stalled", "finished"),
@@ -91,6 +94,9 @@ class Metrics:
         self.finished = dict.fromkeys(FINISHED_REASONS, 0)
         self.refused = {QUEUE_FULL: 0, SHED: 0}  # calls, by what refused them; gates by their names
         self.decisions = dict.fromkeys(DECISION_KINDS, 0)
+        self.streams_resumed = dict.fromkeys(STREAM_PROTOCOLS, 0)
+        self.streams_expired = dict.fromkeys(STREAM_STATES, 0)
+        self.resumptions_refused = dict.fromkeys(RESUMPTION_REFUSALS, 0)
         self.time_to_first_token = Histogram(TTFT_S)
         self.inter_token_latency = Histogram(TOKEN_S)
         self.queue_time = Histogram(REQUEST_S)

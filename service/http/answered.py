@@ -129,6 +129,7 @@ def _generation() -> dict[str, Schema]:
             ),
             "An event of type `cadenza.notice`, where `stream_options` ask for them.",
         ),
+        "StreamChunk": either(ref("ChatCompletionChunk"), ref("CompletionChunk")),
     }
 
 

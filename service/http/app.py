@@ -30,6 +30,7 @@ from cadenza.service.http.openapi import openapi_routes
 from cadenza.service.http.pages import pages
 from cadenza.service.http.policies import policy_routes
 from cadenza.service.http.requests import request_routes
+from cadenza.service.http.resumable import stream_routes
 from cadenza.service.http.tokens import token_routes
 from cadenza.service.http.traffic import Traffic
 
@@ -56,6 +57,7 @@ def build_app(
         Route("/v1/completions", Endpoint(generator, Completions()), methods=["POST"]),
         *token_routes(generator),
         *request_routes(generator, admin),
+        *stream_routes(generator),
         *pages(generator, exporter, own_version),
         *openapi_routes(own_version, generator.limits, with_admin=admin is not None),
     ]

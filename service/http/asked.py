@@ -30,6 +30,7 @@ from cadenza.service.http.unsupported import NEUTRAL
 from cadenza.service.limits import Limits
 from cadenza.service.messages import MAX_NAME_CHARS, MAX_PARTS, ROLES
 from cadenza.service.prompt import SIDES
+from cadenza.service.resumption import MAX_ID_CHARS, STREAM_ID
 from cadenza.service.template_variables import MAX_VALUES, MAX_VARIABLES
 from cadenza.service.validation import (
     INT32,
@@ -169,6 +170,10 @@ def _common(limits: Limits) -> dict[str, Schema]:
         "stream_options": explained(
             taken({"include_usage": FLAG, "continuous_usage_stats": FLAG, "include_notices": FLAG}),
             "Needs `stream` to be true. Notices are events of type `cadenza.notice`.",
+        ),
+        "stream_id": explained(
+            {**text(MAX_ID_CHARS, empty=False), "pattern": f"^{STREAM_ID.pattern}$"},
+            "By which the stream can be resumed; needs `stream` to be true, and one prompt.",
         ),
         "best_of": explained(
             integer(1, limits.max_choices), "1, or as many as `n`: more are not ranked."

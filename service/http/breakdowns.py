@@ -125,6 +125,44 @@ def tenants(metrics: Metrics) -> Iterator[Family]:
     )
 
 
+def streams(generator: Generator) -> Iterator[Family]:
+    """What became of streams that can be resumed."""
+    metrics = generator.metrics
+    yield Family(
+        name="streams_waiting",
+        kind="gauge",
+        text="Resumable streams that nobody reads, though something is left or to come.",
+        samples=[((), generator.resumption.num_waiting)],
+    )
+    for name, text, label, counts in (
+        (
+            "streams_resumed",
+            "Times a client went on with a stream.",
+            "protocol",
+            metrics.streams_resumed,
+        ),
+        (
+            "streams_expired",
+            "Streams that nobody went on with in time, by whether they still ran.",
+            "state",
+            metrics.streams_expired,
+        ),
+        (
+            "stream_resumptions_refused",
+            "Resumptions refused, by why.",
+            "reason",
+            metrics.resumptions_refused,
+        ),
+    ):
+        yield Family(
+            name=name,
+            kind="counter",
+            text=text,
+            labels=(label,),
+            samples=[((value,), count) for value, count in counts.items()],
+        )
+
+
 def http(traffic: Traffic) -> Iterator[Family]:
     yield Family(
         name="http_requests",

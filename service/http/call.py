@@ -10,6 +10,7 @@ from cadenza.service import fields
 from cadenza.service.errors import InvalidRequest
 from cadenza.service.http.unsupported import refuse_unsupported
 from cadenza.service.request import GenerationRequest
+from cadenza.service.resumption import stream_id
 
 # Passed through as sent; `Generator.submit` checks them.
 _SAMPLING = (
@@ -53,6 +54,7 @@ class Call:
     token_ids: bool  # of prompts and of what is said
     notices: bool  # what the scheduler does, among the chunks
     names: dict[str, str]  # our name of a field -> the client's
+    stream_id: str | None = None  # by which the stream may be resumed
 
     def with_wishes(self, wishes: Mapping[str, Any]) -> Call:
         """The call with these fields set in all its requests."""
@@ -92,7 +94,21 @@ def parse_call(
         continuous_usage=include_usage and continuous_usage,
         notices=_flag(options, "include_notices", "stream_options."),
         names=names,
+        stream_id=_stream_id(body, stream, len(prompts)),
     )
+
+
+def _stream_id(body: Mapping[str, Any], stream: bool, num_prompts: int) -> str | None:
+    if body.get("stream_id") is None:
+        return None
+    checked = stream_id(body["stream_id"])
+    if not stream:
+        raise InvalidRequest("stream_id needs stream to be true.", "stream_id")
+    if num_prompts > 1:
+        raise InvalidRequest("stream_id needs a single prompt.", "stream_id")
+    if body.get("echo"):
+        raise InvalidRequest("A stream that can be resumed does not echo its prompt.", "echo")
+    return checked
 
 
 def _stream_options(options: Any, stream: bool) -> Mapping[str, Any]:

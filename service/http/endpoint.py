@@ -6,10 +6,13 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
+from cadenza.service.control import Control
 from cadenza.service.errors import InvalidRequest, RequestError
 from cadenza.service.events import Delta, Echo, Event, Finished, Notice, PromptScored
 from cadenza.service.generation import Generation
@@ -24,9 +27,12 @@ from cadenza.service.http.errors import JsonResponse, error_object, renamed
 from cadenza.service.http.logprobs import bounded, prompt_logprobs
 from cadenza.service.http.merge import merge
 from cadenza.service.http.notices import EVENT, noticed, queued
+from cadenza.service.http.resumable import ByEvent, deliver, open_reader, tell
 from cadenza.service.http.sse import EventStream, Named
 from cadenza.service.http.usage import usage
 from cadenza.service.http.wishes import read_wishes
+from cadenza.service.request import GenerationRequest
+from cadenza.service.resumable_stream import ResumableStream
 
 _HOLE = "(text)"
 
@@ -40,8 +46,16 @@ class Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         wishes = read_wishes(scope)
-        call = self._dialect.parse(await read_json(scope, receive)).with_wishes(wishes)
+        body = await read_json(scope, receive)
+        call = self._dialect.parse(body).with_wishes(wishes)
         self._check_size(call)
+        if call.stream_id is not None:
+            reader = open_reader(
+                self._generator.resumption, scope, call, body, partial(self._tell, call)
+            )
+            with reader:
+                await while_connected(receive, deliver(reader, scope, receive, send))
+            return
         await while_connected(receive, self._answer(call, scope, receive, send))
 
     def _check_size(self, call: Call) -> None:
@@ -63,6 +77,22 @@ class Endpoint:
                 await _stream(answer, EventStream(send, connection_of(scope)))
             else:
                 await JsonResponse(await answer.whole())(scope, receive, send)
+
+    async def _tell(self, call: Call, stream: ResumableStream) -> None:
+        """Generate for a stream that can be resumed, whoever reads it."""
+        [request] = call.requests
+        request = replace(request, credit=stream.flow.first)
+        async with await self._submit_controlled(call, request, stream.flow) as generation:
+            answer = Answer(self._dialect, call, [generation])
+            await tell(answer.told_by_event(), generation.num_choices, stream)
+
+    async def _submit_controlled(
+        self, call: Call, request: GenerationRequest, control: Control
+    ) -> Generation:
+        try:
+            return await self._generator.submit(request, control)
+        except InvalidRequest as error:
+            raise renamed(error, call.names) from error
 
     async def _submit(self, call: Call) -> list[Generation]:
         try:
@@ -129,8 +159,18 @@ class Answer:
                 if chunks := self._encoded(prompt, batch):
                     yield chunks
         if self._call.include_usage:
-            head = self._head(self._dialect.chunk_object)
-            yield sse.encoded({**head, "choices": [], "usage": self._usage()})
+            yield sse.encoded(self._last())
+
+    async def told_by_event(self) -> AsyncGenerator[list[ByEvent], None]:
+        """As `chunks`, with the event that each part, perhaps nothing, is made of."""
+        if self._call.notices:
+            place = self._generations[0].queue_position
+            yield [(None, sse.encoded(self._notice(queued(0, place))))]
+        async with aclosing(self._batches()) as batches:
+            async for prompt, batch in batches:
+                yield [(event, self._said(prompt, event)) for event in batch]
+        if self._call.include_usage:
+            yield [(None, sse.encoded(self._last()))]
 
     def _encoded(self, prompt: int, batch: list[Event]) -> bytes:
         return b"".join([self._said(prompt, event) for event in batch])
@@ -258,6 +298,10 @@ class Answer:
             "created": self._created,
             "model": self._generations[0].model,
         }
+
+    def _last(self) -> Mapping[str, Any]:
+        """The chunk that tells the usage."""
+        return {**self._head(self._dialect.chunk_object), "choices": [], "usage": self._usage()}
 
     def _usage(self) -> dict[str, Any]:
         return usage(self._generations, self._num_tokens)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cadenza.service.generator import Generator
-from cadenza.service.http.breakdowns import http, policies, tenants
+from cadenza.service.http.breakdowns import http, policies, streams, tenants
 from cadenza.service.http.family import Family, Kind
 from cadenza.service.http.traffic import Traffic
 from cadenza.service.metrics import Metrics
@@ -19,6 +19,7 @@ def families(generator: Generator, traffic: Traffic) -> Iterator[Family]:
     yield from _histograms(generator.metrics)
     yield from policies(generator)
     yield from tenants(generator.metrics)
+    yield from streams(generator)
     yield from http(traffic)
 
 

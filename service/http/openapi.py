@@ -18,11 +18,14 @@ from cadenza.service.http.answered import answered
 from cadenza.service.http.asked import asked
 from cadenza.service.http.docs_page import render
 from cadenza.service.http.operations import OPERATIONS, Operation
+from cadenza.service.http.resumable import PLACE, PLACE_HEADER
 from cadenza.service.http.schema import TEXT, either, ref
 from cadenza.service.http.wishes import FORMS
 from cadenza.service.limits import Limits
 
 _KEY = "administrator"
+_FORMS = {**FORMS, PLACE_HEADER: PLACE}
+_EMPTY = {200: "Yes.", 204: "Nothing is left of the stream.", 503: "No."}
 
 
 def document(version: str, limits: Limits, *, with_admin: bool) -> dict[str, Any]:
@@ -86,11 +89,14 @@ def _responses(operation: Operation) -> dict[str, Any]:
             event = either(ref(operation.streams), ref("Notice"))
             content |= {"text/event-stream": {"schema": event}}
         responses["200"] = {"description": "The answer.", "content": content}
+    elif operation.streams:
+        content = {"text/event-stream": {"schema": ref(operation.streams)}}
+        responses["200"] = {"description": "The answer.", "content": content}
     elif operation.text_type:
         content = {operation.text_type: {"schema": TEXT}}
         responses["200"] = {"description": "The answer.", "content": content}
     for status in operation.empty_statuses:
-        responses[str(status)] = {"description": "Yes." if status == 200 else "No."}
+        responses[str(status)] = {"description": _EMPTY[status]}
     for status, codes in sorted(_refusals(operation).items()):
         responses[str(status)] = {
             "description": f"{HTTPStatus(status).phrase}: {', '.join(codes)}",
@@ -118,7 +124,7 @@ def _path_parameters(path: str) -> Iterable[dict[str, Any]]:
 
 
 def _header(name: str) -> dict[str, Any]:
-    schema = {**TEXT, "pattern": f"^{FORMS[name].pattern}$"}
+    schema = {**TEXT, "pattern": f"^{_FORMS[name].pattern}$"}
     return {"name": name, "in": "header", "required": False, "schema": schema}
 
 

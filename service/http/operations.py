@@ -12,14 +12,20 @@ from cadenza.service.errors import (
     Forbidden,
     GenerationFailed,
     InvalidRequest,
+    OffsetGone,
     Overloaded,
     QuotaExceeded,
     RequestError,
+    StreamCancelled,
+    StreamConflict,
+    StreamTakenOver,
     Unauthenticated,
     UnknownModel,
     UnknownPolicy,
     UnknownRequest,
+    UnknownStream,
 )
+from cadenza.service.http.resumable import PLACE_HEADER
 from cadenza.service.http.wishes import TENANT_HEADER, TIMEOUT_HEADER, TPOT_HEADER, TTFT_HEADER
 
 Errors = tuple[type[RequestError], ...]
@@ -27,7 +33,9 @@ Errors = tuple[type[RequestError], ...]
 _BODY_STATUSES = (408, 413, 415)
 _ADMIN: Errors = (Unauthenticated, Forbidden)
 _ENCODING: Errors = (InvalidRequest, UnknownModel, Overloaded, EngineUnavailable)
-_GENERATING: Errors = (*_ENCODING, QuotaExceeded, DeadlineExceeded, GenerationFailed)
+_RESUMING: Errors = (UnknownStream, StreamConflict, StreamTakenOver, StreamCancelled, OffsetGone)
+_ENDING: Errors = (DeadlineExceeded, GenerationFailed)
+_GENERATING: Errors = (*_ENCODING, QuotaExceeded, *_ENDING, *_RESUMING)
 _CHANGING: Errors = (*_ADMIN, InvalidRequest, ChangeUnderWay, EngineUnavailable)
 
 
@@ -61,7 +69,8 @@ def _generation(path: str, summary: str, name: str) -> Operation:
         streams=f"{name}Chunk",
         errors=_GENERATING,
         statuses=_BODY_STATUSES,
-        headers=(TENANT_HEADER, TTFT_HEADER, TPOT_HEADER, TIMEOUT_HEADER),
+        empty_statuses=(204,),
+        headers=(TENANT_HEADER, TTFT_HEADER, TPOT_HEADER, TIMEOUT_HEADER, PLACE_HEADER),
     )
 
 
@@ -131,6 +140,25 @@ OPERATIONS: Sequence[Operation] = (
     _request("/v1/requests/{id}", "How far a request is.", "Request"),
     _request(
         "/v1/requests/{id}/timeline", "What the scheduler decided about it.", "RequestTimeline"
+    ),
+    Operation(
+        method="GET",
+        path="/v1/streams/{stream_id}",
+        tag="Generation",
+        summary="Go on reading a stream.",
+        streams="StreamChunk",
+        errors=_GENERATING,  # of the stream's request, before it has told anything
+        empty_statuses=(204,),
+        headers=(TENANT_HEADER, PLACE_HEADER),
+    ),
+    Operation(
+        method="DELETE",
+        path="/v1/streams/{stream_id}",
+        tag="Generation",
+        summary="Give a stream up.",
+        tells="Done",
+        errors=(UnknownStream, InvalidRequest),
+        headers=(TENANT_HEADER,),
     ),
     _probe("GET", "/health", _LIVES),
     _probe("GET", "/ping", _LIVES),

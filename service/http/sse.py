@@ -63,6 +63,10 @@ class EventStream:
         if events:
             self._connection.write_more(events)
 
+    async def close(self) -> None:
+        """The end, after events that say so themselves."""
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
     async def finish(self) -> None:
         """The end of a whole answer."""
         await self._write(b"data: [DONE]\n\n", more=False)

@@ -159,12 +159,15 @@ def _present(message: pb.GenerationInput) -> dict[str, Any]:
     return {name: getattr(message, name) for name in _OPTIONAL if message.HasField(name)}  # type: ignore[arg-type]
 
 
+# of a request to generate, or of an action
 _OF_ACTIONS = (
     "request_id",
     "after",
     "choice",
     "timeout",
     "credit",
+    "stream_id",
+    "resume",
 )  # the others are of a submit's `input`
 
 

@@ -6,11 +6,14 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from typing import TypeAlias
 
 from cadenza.service.generator import Generator
+from cadenza.service.request import GenerationRequest
 from cadenza.service.rpc.codec import messages, to_request
 from cadenza.service.rpc.relay import relay
+from cadenza.service.rpc.resumable import is_resumable, open_reader, read
 from cadenza.v1 import generation_pb2 as pb
 
 Write: TypeAlias = Callable[[bytes], Awaitable[None]]  # an encoded response
@@ -26,8 +29,27 @@ async def generate(
     the deadline, the generation is cancelled before this returns.
     """
     deadline_s = None if time_left_s is None else time.monotonic() + time_left_s
-    generation = await generator.submit(replace(to_request(request.input), deadline_s=deadline_s))
+    if is_resumable(request):
+        await _read(generator, request, write, deadline_s)
+        return
+    generation = await generator.submit(_request(request, deadline_s))
     async with aclosing(relay(generation)) as batches:
         async for events in batches:
             for message in messages(events):
                 await write(message)
+
+
+async def _read(
+    generator: Generator, request: pb.GenerateRequest, write: Write, deadline_s: float | None
+) -> None:
+    """The same for a stream that can be resumed: when cancelled, it waits for the next reader."""
+    with open_reader(generator, request, partial(_request, request, deadline_s)) as reader:
+        reader.stream.flow.set_deadline(deadline_s)
+        async with aclosing(read(reader)) as batches:
+            async for events in batches:
+                for message in messages(events):
+                    await write(message)
+
+
+def _request(request: pb.GenerateRequest, deadline_s: float | None) -> GenerationRequest:
+    return replace(to_request(request.input), deadline_s=deadline_s)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TypeAlias
 
 import structlog
@@ -21,11 +22,13 @@ from cadenza.service.errors import (
 )
 from cadenza.service.generator import Generator
 from cadenza.service.request import GenerationRequest
+from cadenza.service.resumable_stream import Reader
 from cadenza.service.rpc import status, wire_format
 from cadenza.service.rpc.codec import to_request
 from cadenza.service.rpc.outbox import Outbox
 from cadenza.service.rpc.relay import relay
-from cadenza.service.rpc.transcripts import Transcript, Transcripts
+from cadenza.service.rpc.resumable import is_resumable, open_submitted, read, transcript_behind
+from cadenza.service.rpc.transcripts import Transcript, Transcripts, transcript_of
 from cadenza.v1 import generation_pb2 as pb
 
 MAX_LIVE = 256  # requests at once on a stream
@@ -34,10 +37,15 @@ MAX_REQUEST_ID_CHARS = 128
 # credit to every request after every step, twice; the engine works off so many in 1 ms.
 MAX_UNHANDLED = 2 * MAX_LIVE
 UNLIMITED = 1 << 32  # tokens; no context has so many
+# A client that is gone first looks like one that has half-closed. Streams that can be resumed keep
+# their credit then, which another Session may grant.
+DROP_S = 0.2
 MAX_ENDED = 4 * MAX_LIVE  # names remembered: an end may pass an action on its way
 # Requests stop being read while this much waits for the client. At 50 bytes a token it holds 20
 # steps of 256 requests: enough to never stall a client that reads, little for one that does not.
 TOKENS_LIMIT_BYTES = 256 * 1024
+# Of streams that can be resumed little waits here: it counts as read, and may be forgotten.
+RESUMABLE_LIMIT_BYTES = TOKENS_LIMIT_BYTES // 8
 # Answers to the client's own actions may go further, so that a cancel passes full token buffers.
 REPLIES_LIMIT_BYTES = 2 * TOKENS_LIMIT_BYTES
 
@@ -55,6 +63,7 @@ class _Live:
     control: Control = field(default_factory=Control)
     transcript: Transcript | None = None  # from when its prompt is known
     task: asyncio.Task[None] = field(init=False)  # set by the reader, at once
+    reader: Reader | None = None  # of a stream that can be resumed
     is_over: bool = False  # it has had its terminal event
 
     def has_room(self) -> bool:
@@ -62,6 +71,14 @@ class _Live:
 
     def put(self, events: Iterable[bytes]) -> None:
         self.outbox.put(events)
+
+    def let_go(self, _: object) -> None:
+        """Its task has ended."""
+        if self.reader is not None:
+            self.reader.close()
+
+
+_Read: TypeAlias = Callable[[_Live], GenerationRequest | None]
 
 
 class Session:
@@ -121,7 +138,12 @@ class Session:
                 await self._generator.caught_up()
                 self._num_unhandled = 0
         for live in self._live.values():  # else they would wait for credit that cannot come
-            live.control.grant(UNLIMITED)
+            if live.reader is None:
+                live.control.grant(UNLIMITED)
+        if any(live.reader is not None for live in self._live.values()):
+            await asyncio.sleep(DROP_S)
+            for live in self._live.values():
+                live.control.grant(UNLIMITED)
 
     def _act(self, request: pb.SessionRequest, tasks: asyncio.TaskGroup) -> None:
         match request.WhichOneof("action"):
@@ -141,14 +163,12 @@ class Session:
                 self._refuse("", InvalidRequest("this server does not know the action"))
 
     def _submit(self, submit: pb.Submit, tasks: asyncio.TaskGroup) -> None:
-        self._open(submit.request_id, lambda: _request(submit), tasks)
+        self._open(submit.request_id, partial(self._submitted, submit), tasks)
 
     def _append(self, append: pb.Append, tasks: asyncio.TaskGroup) -> None:
-        self._open(append.request_id, lambda: self._appended(append), tasks)
+        self._open(append.request_id, lambda _: self._appended(append), tasks)
 
-    def _open(
-        self, request_id: str, read: Callable[[], GenerationRequest], tasks: asyncio.TaskGroup
-    ) -> None:
+    def _open(self, request_id: str, read: _Read, tasks: asyncio.TaskGroup) -> None:
         if error := self._why_unusable(request_id):
             # Under the id of a live request this would read as that request's end.
             self._refuse("", error)
@@ -157,17 +177,28 @@ class Session:
         else:
             self._begin(request_id, read, tasks)
 
-    def _begin(
-        self, request_id: str, read: Callable[[], GenerationRequest], tasks: asyncio.TaskGroup
-    ) -> None:
+    def _begin(self, request_id: str, read: _Read, tasks: asyncio.TaskGroup) -> None:
+        live = _Live(request_id, self._outbox)
         try:
-            request = read()
+            request = read(live)
         except RequestError as error:
             self._refuse(request_id, error)
         else:
             self._ended.pop(request_id, None)
-            live = self._live[request_id] = _Live(request_id, self._outbox)
+            self._live[request_id] = live
             live.task = tasks.create_task(self._serve(live, request))
+            if live.reader is not None:
+                # Not in the task, which may be cancelled before it has begun
+                live.task.add_done_callback(live.let_go)
+
+    def _submitted(self, submit: pb.Submit, live: _Live) -> GenerationRequest | None:
+        """What a client wants generated; None: it is read from a stream that can be resumed."""
+        if not is_resumable(submit):
+            return _request(submit)
+        deadline_s = _deadline_s(submit)
+        live.reader = open_submitted(self._generator, submit, partial(_request, submit), deadline_s)
+        live.control = live.reader.stream.flow
+        return None
 
     def _appended(self, append: pb.Append) -> GenerationRequest:
         """What a client wants generated after a request that has finished.
@@ -234,25 +265,15 @@ class Session:
         if live := self._find(action.request_id):
             self._transcripts.failed(live.request_id)
             self._forget(live)
+            if live.reader is not None:
+                self._generator.resumption.give_up(live.reader)
             live.task.cancel()
             self._outbox.put([wire_format.event(status.cancelled(live.request_id))])
 
-    async def _serve(self, live: _Live, request: GenerationRequest) -> None:
+    async def _serve(self, live: _Live, request: GenerationRequest | None) -> None:
         """Run one request to its terminal event. Raises nothing but CancelledError."""
         try:
-            generation = await self._generator.submit(request, live.control)
-            live.transcript = Transcript(
-                generation.prompt,
-                request.cache_salt,
-                tells_stop=bool(request.include_stop_str_in_output),
-            )
-            told = relay(
-                generation,
-                live.request_id,
-                outlet=live if request.is_plain else None,
-                on_event=live.transcript.add,
-            )
-            async with aclosing(told) as batches:
+            async with aclosing(await self._events(live, request)) as batches:
                 async for events in batches:
                     await self._put(live, events)
         except RequestError as error:
@@ -261,8 +282,25 @@ class Session:
             _log.exception("request_failed", call="Session")
             await self._fail(live, status.internal_error())
         else:  # nothing has run since its last event was put
-            self._transcripts.finished(live.request_id, live.transcript)
+            transcript = live.transcript or transcript_behind(live.reader)
+            self._transcripts.finished(live.request_id, transcript)
             self._forget(live)
+
+    async def _events(
+        self, live: _Live, request: GenerationRequest | None
+    ) -> AsyncGenerator[list[bytes], None]:
+        """The request's events, encoded. Raises a RequestError if it is refused."""
+        if request is None:
+            assert live.reader is not None
+            return read(live.reader, live.request_id)
+        generation = await self._generator.submit(request, live.control)
+        live.transcript = transcript_of(generation, request)
+        return relay(
+            generation,
+            live.request_id,
+            outlet=live if request.is_plain else None,
+            on_event=live.transcript.add,
+        )
 
     async def _fail(self, live: _Live, error: RequestError) -> None:
         await self._put(live, [wire_format.event(status.failed(live.request_id, error))])
@@ -270,7 +308,8 @@ class Session:
         self._forget(live)
 
     async def _put(self, live: _Live, events: Iterable[bytes]) -> None:
-        await self._outbox.room(TOKENS_LIMIT_BYTES)
+        limit = TOKENS_LIMIT_BYTES if live.reader is None else RESUMABLE_LIMIT_BYTES
+        await self._outbox.room(limit)
         if live.is_over:
             # The request has had its terminal event, but something it awaited lost the
             # cancellation (asyncio.wait_for does so until Python 3.12).

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 from cadenza.service.errors import InvalidRequest, UnknownRequest
 from cadenza.service.events import Delta, Event, Finished, FinishReason
-from cadenza.service.request import Former
+from cadenza.service.generation import Generation
+from cadenza.service.request import Former, GenerationRequest
 
 MAX_KEPT = 256  # requests a stream
 MAX_KEPT_TOKENS = 256 * 1024  # a stream, which is 1 MiB
@@ -63,6 +64,15 @@ class Transcript:
             return True
         # A stop string may be the end of some text
         return isinstance(end.stop_reason, int) and not self._tells_stop
+
+
+def transcript_of(generation: Generation, request: GenerationRequest) -> Transcript:
+    """That of a generation none of whose events has been told."""
+    return Transcript(
+        generation.prompt,
+        request.cache_salt,
+        tells_stop=bool(request.include_stop_str_in_output),
+    )
 
 
 class Transcripts:

@@ -60,6 +60,12 @@ def event(message: pb.Event) -> bytes:
     return _field(_EVENTS, message.SerializeToString())
 
 
+def named(body: bytes, request_id: str) -> bytes:
+    """An encoded `pb.Event` without a `request_id`, as an event of this one."""
+    name = _field(_REQUEST_ID, request_id.encode()) if request_id else b""
+    return _field(_EVENTS, name + body)
+
+
 def tokens(
     request_id: str,
     choice: int,

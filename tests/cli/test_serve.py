@@ -17,6 +17,7 @@ from cadenza.cli import serve
 from cadenza.cli.main import main
 from cadenza.cli.options import ServeOptions
 from cadenza.service.front import Addresses, FrontConfig
+from cadenza.service.limits import Limits, ResumptionLimits
 from cadenza.service.metrics import NO_TENANT, OTHER_TENANTS
 from cadenza.service.rpc.connections import ConnectionLimits
 from cadenza.wire.codec import FrameReader, encode
@@ -182,6 +183,14 @@ def test_a_flag_reaches_the_limits(stub):
     assert config_of(stub, "--max-num-queued-reqs", "5").limits.max_queued == 5
 
 
+def test_flags_reach_the_limits_of_streams(stub):
+    flags = ("--resume-grace=1.5", "--resume-max-streams=3", "--resume-buffer-kib=64")
+    limits = config_of(stub, *flags).limits
+
+    assert limits.resumption == ResumptionLimits(grace_s=1.5, max_streams=3, max_bytes=64 << 10)
+    assert config_of(stub).limits == Limits()
+
+
 def test_without_flags_front_and_engine_keep_their_own_defaults(stub):
     config = config_of(stub)
     plain = EngineConfig(
@@ -290,6 +299,9 @@ RANGES: list[tuple[str, list[str], str]] = [
         ["-1", "1e300", "nan", "inf"],
         "from 0 to 31536000 seconds.",
     ),
+    ("--resume-grace", ["-1", "1e300", "nan", "inf"], "from 0 to 31536000 seconds."),
+    ("--resume-max-streams", ["-1", "65537", HUGE], "from 0 to 65536."),
+    ("--resume-buffer-kib", ["0", "15", "1048577", HUGE], "from 16 to 1048576 KiB."),
 ]
 
 

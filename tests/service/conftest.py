@@ -24,6 +24,7 @@ from cadenza.service.generator import Generator
 from cadenza.service.limits import Limits
 from cadenza.service.metrics import Metrics
 from cadenza.service.policy_control import PolicyControl
+from cadenza.service.resumable_stream import Later
 from cadenza.service.tokenizer import Tokenizer
 from cadenza.service.tracing import Tracer
 from cadenza.wire.messages import PolicyConfig
@@ -91,6 +92,7 @@ def open_front() -> OpenFront:
         patience_s: float = 45.0,
         metrics: Metrics | None = None,
         tracer: Tracer | None = None,
+        later: Later | None = None,
     ) -> AsyncIterator[Front]:
         tokenizer = make_tokenizer()
         eos = tokenizer.backend.token_to_id("<|end|>")
@@ -108,6 +110,7 @@ def open_front() -> OpenFront:
             limits=limits,
             metrics=metrics,
             tracer=tracer,
+            later=later,
             policies=front_policies(profile, guard),
         )
         found = {

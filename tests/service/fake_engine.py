@@ -17,6 +17,7 @@ from cadenza.wire.codec import FrameReader, encode
 from cadenza.wire.messages import (
     Cancel,
     Counters,
+    Credit,
     Decision,
     DescribePolicies,
     Failed,
@@ -58,11 +59,31 @@ COMPARISON = Comparison(
 
 
 @dataclass(slots=True, eq=False)
+class Credits:
+    """Tokens that the rows of one submit may have yet, together; None: any number."""
+
+    left: int | None
+
+    def take(self) -> bool:
+        if self.left is not None:
+            if not self.left:
+                return False
+            self.left -= 1
+        return True
+
+    def grant(self, tokens: int) -> None:
+        if self.left is not None:
+            self.left += tokens
+
+
+@dataclass(slots=True, eq=False)
 class FakeRow:
     submit: Submit  # as if it had come alone
     reply: Sequence[int]
     deadline_s: float | None
     emitted: list[int] = field(default_factory=list)
+    credit: Credits = field(default_factory=lambda: Credits(None))
+    is_parked: bool = False
 
     @property
     def is_late(self) -> bool:
@@ -88,6 +109,7 @@ class FakeEngine(asyncio.Protocol):
         self.received: list[ToEngine] = []
         self.running: dict[int, FakeRow] = {}
         self.waiting: dict[int, FakeRow] = {}
+        self.credits: dict[int, Credits] = {}  # by the requests that they were submitted with
         self.generated = 0
         self.preempted: list[int] = []  # to be reported by the next step
         self.admitted_again: list[int] = []  # likewise
@@ -176,7 +198,7 @@ class FakeEngine(asyncio.Protocol):
         for request in self.preempted:
             self.decide("preempted", request, swapped=False)
         late = self._expire()
-        rows = [*late, *self.running.values()]
+        rows = [*late, *self._funded()]
         scores = self._score()
         columns = [(-1, Finished.DEADLINE)] * len(late)
         columns += [self._advance(row) for row in rows[len(late) :]]
@@ -202,6 +224,18 @@ class FakeEngine(asyncio.Protocol):
             )
         )
         self.preempted, self.admitted_again = [], []
+
+    def _funded(self) -> list[FakeRow]:
+        """Running rows that have a token of credit, which is taken; the others are parked."""
+        funded = []
+        for row in self.running.values():
+            has = row.credit.take()
+            if has:
+                funded.append(row)
+            if row.is_parked is has:
+                row.is_parked = not has
+                self.decide("unparked" if has else "parked", row.submit.request)
+        return funded
 
     def _score(self) -> tuple[PromptScores, ...]:
         """All prompts that want it, before their first tokens, in two parts."""
@@ -244,7 +278,7 @@ class FakeEngine(asyncio.Protocol):
         return replace(known, **self.told_counters)
 
     def _admit(self) -> list[int]:
-        admitted = list(self.waiting)[: max(0, self.seats - len(self.running))]
+        admitted = list(self.waiting)[: max(0, self.seats - self._num_seated())]
         for request in admitted:
             self.running[request] = self.waiting.pop(request)
             self.decide("admitted", request, cached_tokens=self.cached_tokens)
@@ -282,9 +316,19 @@ class FakeEngine(asyncio.Protocol):
 
     def _auto_step(self) -> None:
         self._next_step = None
-        if self.auto and (self.running or self.waiting) and self._transport is not None:
+        if self.auto and self._may_step() and self._transport is not None:
             self._step_once()
             self._plan_step()
+
+    def _may_step(self) -> bool:
+        """Whether anything can go on: all that run being parked, nothing does before a grant."""
+        running = self.running.values()
+        may_admit = self.waiting and self._num_seated() < self.seats
+        return bool(may_admit) or not all(row.is_parked and not row.credit.left for row in running)
+
+    def _num_seated(self) -> int:
+        """Parked rows leave their seats to those who wait."""
+        return sum(not row.is_parked for row in self.running.values())
 
     def _plan_step(self) -> None:
         if self.auto and self._next_step is None:
@@ -331,8 +375,10 @@ class FakeEngine(asyncio.Protocol):
             self.received.append(message)
             match message:
                 case Submit():
+                    credit = self.credits[message.request] = Credits(message.credit)
                     for one in _rows(message):
-                        self.waiting[one.request] = FakeRow(one, self.reply(one), one.deadline_s)
+                        row = FakeRow(one, self.reply(one), one.deadline_s, credit=credit)
+                        self.waiting[one.request] = row
                         self.decide("arrived", one.request, prompt_tokens=len(one.prompt) // 4)
                     self._plan_step()
                 case Cancel(request) | Finish(request, _):
@@ -341,6 +387,9 @@ class FakeEngine(asyncio.Protocol):
                     reason = "aborted" if isinstance(message, Cancel) else "stopped"
                     self.decide("finished", request, reason=reason)
                     self.tell_decisions()
+                case Credit(request, tokens):
+                    self.credits[request].grant(tokens)
+                    self._plan_step()
                 case SetDeadline(request, deadline_s):
                     for rows in (self.running, self.waiting):
                         if request in rows:

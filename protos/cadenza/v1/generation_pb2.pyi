@@ -57,22 +57,70 @@ class GenerateRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     INPUT_FIELD_NUMBER: _builtins.int
+    STREAM_ID_FIELD_NUMBER: _builtins.int
+    RESUME_FIELD_NUMBER: _builtins.int
+    stream_id: _builtins.str
+    """The client's name for the stream, by which it can be resumed: 1 to 128 letters, digits, '.',
+    '_', '~' or '-'. Whoever knows it may read the stream: make it one that nobody guesses. A
+    second request of the same name and input goes on with the stream, from its beginning or from
+    `resume`. Not set: the stream ends with its call.
+    """
     @_builtins.property
     def input(self) -> Global___GenerationInput:
-        """What to generate. Required."""
+        """What to generate. Required, unless `resume` is set."""
+
+    @_builtins.property
+    def resume(self) -> Global___Resume:
+        """Goes on with a stream; `input` may be left out, but for the tenant. The call's deadline becomes
+        the request's.
+        """
 
     def __init__(
         self,
         *,
         input: Global___GenerationInput | None = ...,
+        stream_id: _builtins.str | None = ...,
+        resume: Global___Resume | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_stream_id", b"_stream_id", "input", b"input", "resume", b"resume", "stream_id", b"stream_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stream_id", b"_stream_id", "input", b"input", "resume", b"resume", "stream_id", b"stream_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__stream_id: _TypeAlias = _typing.Literal["stream_id"]  # noqa: Y015
+    _WhichOneofArgType__stream_id: _TypeAlias = _typing.Literal["_stream_id", b"_stream_id"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__stream_id) -> _WhichOneofReturnType__stream_id | None: ...
+
+Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
+
+@_typing.final
+class Resume(_message.Message):
+    """Where a stream goes on. With neither field, at its beginning."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AFTER_EVENT_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    after_event: _builtins.int
+    """Behind the event of this number, the last that the client has."""
+    @_builtins.property
+    def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Behind so many tokens, one number for each choice: those that the client has. Together with
+        `after_event` they must agree.
+        """
+
+    def __init__(
+        self,
+        *,
+        after_event: _builtins.int = ...,
+        tokens: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_event", b"after_event", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
+Global___Resume: _TypeAlias = Resume  # noqa: Y015
 
 @_typing.final
 class GenerateResponse(_message.Message):
@@ -190,6 +238,8 @@ class Submit(_message.Message):
     INPUT_FIELD_NUMBER: _builtins.int
     TIMEOUT_FIELD_NUMBER: _builtins.int
     CREDIT_FIELD_NUMBER: _builtins.int
+    STREAM_ID_FIELD_NUMBER: _builtins.int
+    RESUME_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The client's name for the request: 1 to 128 characters, unique among the live requests of the
     stream. It is free again after the terminal event.
@@ -198,6 +248,10 @@ class Submit(_message.Message):
     """Tokens that the client takes for now, of all choices together: at least one for each choice, or
     0 where there is one choice. A request whose credit is used up is parked until `credit` grants
     more; it may lose its seat meanwhile, never a token. Default: without limit.
+    """
+    stream_id: _builtins.str
+    """As `GenerateRequest.stream_id`: the request outlives the call, and another Session or Generate
+    goes on with it. `cancel` ends it for good.
     """
     @_builtins.property
     def input(self) -> Global___GenerationInput:
@@ -209,6 +263,10 @@ class Submit(_message.Message):
         DEADLINE_EXCEEDED, after what came in time. Default: no limit.
         """
 
+    @_builtins.property
+    def resume(self) -> Global___Resume:
+        """As `GenerateRequest.resume`. `timeout` is then another deadline, and `credit` further tokens."""
+
     def __init__(
         self,
         *,
@@ -216,14 +274,21 @@ class Submit(_message.Message):
         input: Global___GenerationInput | None = ...,
         timeout: _duration_pb2.Duration | None = ...,
         credit: _builtins.int | None = ...,
+        stream_id: _builtins.str | None = ...,
+        resume: Global___Resume | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_credit", b"_credit", "credit", b"credit", "input", b"input", "timeout", b"timeout"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_credit", b"_credit", "_stream_id", b"_stream_id", "credit", b"credit", "input", b"input", "resume", b"resume", "stream_id", b"stream_id", "timeout", b"timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_credit", b"_credit", "credit", b"credit", "input", b"input", "request_id", b"request_id", "timeout", b"timeout"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_credit", b"_credit", "_stream_id", b"_stream_id", "credit", b"credit", "input", b"input", "request_id", b"request_id", "resume", b"resume", "stream_id", b"stream_id", "timeout", b"timeout"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__credit: _TypeAlias = _typing.Literal["credit"]  # noqa: Y015
     _WhichOneofArgType__credit: _TypeAlias = _typing.Literal["_credit", b"_credit"]  # noqa: Y015
+    _WhichOneofReturnType__stream_id: _TypeAlias = _typing.Literal["stream_id"]  # noqa: Y015
+    _WhichOneofArgType__stream_id: _TypeAlias = _typing.Literal["_stream_id", b"_stream_id"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__credit) -> _WhichOneofReturnType__credit | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__stream_id) -> _WhichOneofReturnType__stream_id | None: ...
 
 Global___Submit: _TypeAlias = Submit  # noqa: Y015
 
@@ -804,9 +869,14 @@ class Event(_message.Message):
     FINISHED_FIELD_NUMBER: _builtins.int
     FAILED_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request's name on its stream. Empty in Generate, and for a failure that belongs to no
     request: a `request_id` missing, too long, already live or unknown, or an unknown action.
+    """
+    number: _builtins.int
+    """Number of the event in its stream, from 1 and without gaps. Set where there is a `stream_id`,
+    but for `failed`.
     """
     @_builtins.property
     def accepted(self) -> Global___Accepted:
@@ -849,10 +919,11 @@ class Event(_message.Message):
         finished: Global___Finished | None = ...,
         failed: Global___Failed | None = ...,
         prompt_logprobs: Global___PromptLogprobs | None = ...,
+        number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "choice_finished", b"choice_finished", "event", b"event", "failed", b"failed", "finished", b"finished", "notice", b"notice", "prompt_logprobs", b"prompt_logprobs", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "choice_finished", b"choice_finished", "event", b"event", "failed", b"failed", "finished", b"finished", "notice", b"notice", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "choice_finished", b"choice_finished", "event", b"event", "failed", b"failed", "finished", b"finished", "notice", b"notice", "number", b"number", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["accepted", "notice", "tokens", "choice_finished", "finished", "failed", "prompt_logprobs"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015

@@ -34,6 +34,14 @@ class GenerationServiceStub:
       DEADLINE_EXCEEDED   the call's deadline, at which the engine ends the generation
     Where a retry makes sense, google.rpc.RetryInfo and the trailing metadata
     `grpc-retry-pushback-ms` say when. Cancelling the call cancels the generation.
+
+    With a `stream_id` the generation outlives the call, for the server's grace time, and another
+    call goes on with it. Then there are besides:
+      NOT_FOUND           no such stream, or no longer
+      ALREADY_EXISTS      the stream_id is that of another request
+      OUT_OF_RANGE        what follows the place is no longer kept
+      ABORTED             another call has taken the stream over
+      CANCELLED           the stream was given up
     """
     Session: _aio.StreamStreamMultiCallable[_generation_pb2.SessionRequest, _generation_pb2.SessionResponse]
     """Generates for many requests on one stream; requests neither wait for nor disturb each other.
@@ -70,6 +78,14 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
           DEADLINE_EXCEEDED   the call's deadline, at which the engine ends the generation
         Where a retry makes sense, google.rpc.RetryInfo and the trailing metadata
         `grpc-retry-pushback-ms` say when. Cancelling the call cancels the generation.
+
+        With a `stream_id` the generation outlives the call, for the server's grace time, and another
+        call goes on with it. Then there are besides:
+          NOT_FOUND           no such stream, or no longer
+          ALREADY_EXISTS      the stream_id is that of another request
+          OUT_OF_RANGE        what follows the place is no longer kept
+          ABORTED             another call has taken the stream over
+          CANCELLED           the stream was given up
         """
 
     @_abc_1.abstractmethod

@@ -167,7 +167,8 @@ def _other_methods(operations: list[APIOperation]) -> Iterator[Hostile]:
     """Every path with every method and hostile queries."""
     for path in dict.fromkeys(operation.path for operation in operations):
         for number, method in enumerate(METHODS):
-            target = path.format_map({"id": "%00", "model": "%2e%2e%2f", "policy": "%F0%9F%8E%B5"})
+            names = {"id": "%00", "model": "%2e%2e%2f", "policy": "%F0%9F%8E%B5"}
+            target = path.format_map({**names, "stream_id": "%00"})
             yield Hostile("method", method, target + QUERIES[number % len(QUERIES)], {}, b"")
 
 

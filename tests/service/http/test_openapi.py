@@ -136,6 +136,8 @@ def bounds(schema: Mapping[str, Any]) -> Iterator[Any]:
 BESIDE: dict[tuple[str, str], dict[str, Any]] = {
     (CHAT, "stream_options"): {"stream": True},
     (COMPLETIONS, "stream_options"): {"stream": True},
+    (CHAT, "stream_id"): {"stream": True},
+    (COMPLETIONS, "stream_id"): {"stream": True},
     (CHAT, "top_logprobs"): {"logprobs": True},
 }
 # Allowed by themselves; the model's context, or another field, has a say as well
@@ -338,7 +340,8 @@ def test_every_page_is_as_the_document_says(run, serve: OpenServed):
             told = (await documented(served)).told["paths"]
             for path, methods in told.items():
                 for method in methods:
-                    there = path.format_map({"id": name, "model": "tiny", "policy": "edf"})
+                    names = {"id": name, "model": "tiny", "policy": "edf", "stream_id": "x"}
+                    there = path.format_map(names)
                     await served.http.request(method, there, json={"prompt": "x", "tokens": [1]})
 
     run(main())
@@ -348,7 +351,8 @@ def test_just_the_administrators_operations_ask_for_the_key(run, serve: OpenServ
     async def main() -> None:
         async with serve(admin_key="s3cret") as served:
             for operation in OPERATIONS:
-                path = operation.path.format_map({"id": "x", "model": "tiny", "policy": "fcfs"})
+                names = {"id": "x", "model": "tiny", "policy": "fcfs", "stream_id": "x"}
+                path = operation.path.format_map(names)
                 for headers in ({}, {"authorization": "Bearer wrong"}):
                     response = await served.http.request(
                         operation.method, path, headers=headers, json={}

@@ -58,6 +58,7 @@ _USUAL: dict[str, tuple[Any, ...]] = {
     "model": ("", "tiny"),
     "seconds": (1, 60),
     "nanos": (0, 1000),
+    "after_event": (0, 1, 2, 5),
 }
 _COMMON = (
     "input",
@@ -160,6 +161,8 @@ class Fuzzer:
         return self.chance.random() < self._hostility
 
     def _value(self, field: FieldDescriptor) -> Any:
+        if field.name == "stream_id" and not self._is_hostile():
+            return f"{self.chance.getrandbits(64):x}"  # nobody else's
         if field.name in _USUAL and not self._is_hostile():
             return self.chance.choice(_USUAL[field.name])
         match field.cpp_type:
@@ -173,6 +176,8 @@ class Fuzzer:
                 return self.chance.choice((0, 1, 77))
             case FieldDescriptor.CPPTYPE_UINT32:
                 return abs(self.chance.choice(_INTS)) % 2**32
+            case FieldDescriptor.CPPTYPE_UINT64:
+                return abs(self.chance.choice(_INTS)) % 2**64
             case FieldDescriptor.CPPTYPE_INT32:
                 return (self.chance.choice(_INTS) + 2**31) % 2**32 - 2**31
             case FieldDescriptor.CPPTYPE_INT64:

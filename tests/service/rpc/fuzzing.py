@@ -21,6 +21,7 @@ from cadenza.engine.loop import EngineLoop
 from cadenza.engine.policies import EnginePolicies
 from cadenza.service.engine_client import EngineClient
 from cadenza.service.generator import Generator
+from cadenza.service.limits import Limits, ResumptionLimits
 from cadenza.service.rpc import GrpcServer
 from cadenza.testing import Driver, fake_runner
 from cadenza.v1 import generation_pb2 as pb
@@ -264,7 +265,9 @@ async def serve_scheduler() -> AsyncIterator[Service]:
     ours, theirs = socket.socketpair()
     loop = _CheckedLoop(theirs, driver, ready)
     client = await EngineClient.connect(ours)
-    generator = Generator(client, tokenizer, model_names=["tiny"])
+    # Streams of clients that have left are given up at once, as all other requests are
+    given_up = Limits(resumption=ResumptionLimits(grace_s=0))
+    generator = Generator(client, tokenizer, model_names=["tiny"], limits=given_up)
     server = GrpcServer(generator, port=0)
     try:
         await client.ready()
