@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
+import subprocess
 import sys
 import time
+from collections.abc import Iterator
 
 import grpc
 import pytest
@@ -152,7 +153,7 @@ from cadenza.v1 import generation_pb2 as pb
 from cadenza.v1.generation_pb2_grpc import GenerationServiceStub
 
 async def main():
-    async with grpc.aio.insecure_channel(sys.argv[1]) as channel:
+    async with grpc.aio.insecure_channel(sys.stdin.readline().strip()) as channel:
         call = GenerationServiceStub(channel).Session()
         given = pb.GenerationInput(text="a")
         await call.write(pb.SessionRequest(submit=pb.Submit(request_id="a", input=given)))
@@ -163,20 +164,23 @@ asyncio.run(main())
 """
 
 
+@pytest.fixture
+def client() -> Iterator[subprocess.Popen[str]]:
+    """Waits for an address. It is there before the server: gRPC does not like to be forked."""
+    command = [sys.executable, "-P", "-c", _CLIENT]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, text=True) as client:
+        yield client
+        client.kill()
+
+
 @pytest.mark.extra
-async def test_a_frozen_client_is_noticed(generator, serve, tell):
+async def test_a_frozen_client_is_noticed(generator, serve, tell, client):
     """Its network goes on, but it answers no pings. Without a ping timeout it takes a minute."""
     async with serve() as served:
-        client = await asyncio.create_subprocess_exec(
-            sys.executable, "-P", "-c", _CLIENT, f"127.0.0.1:{served.port}"
-        )
-        try:
-            generation = await generator.generation("a")
-            generator.generations.clear()
-            client.send_signal(signal.SIGSTOP)
-            stopped_s = time.monotonic()
-            await generation.cancelled.wait()  # within this test's 20 s
-            tell(f"noticed after {time.monotonic() - stopped_s:.1f} s")
-        finally:
-            client.kill()
-            await client.wait()
+        client.stdin.write(f"127.0.0.1:{served.port}\n")
+        client.stdin.flush()
+        generation = await generator.generation("a")
+        client.send_signal(signal.SIGSTOP)
+        stopped_s = time.monotonic()
+        await generation.cancelled.wait()  # within this test's 20 s
+        tell(f"noticed after {time.monotonic() - stopped_s:.1f} s")

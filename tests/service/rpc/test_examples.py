@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import re
-import subprocess
+import runpy
 import sys
 from collections.abc import Iterator
 from contextlib import asynccontextmanager
@@ -118,8 +118,10 @@ async def test_the_example_holds_a_conversation(serve_address, example, capsys):
     )
 
 
-async def test_a_client_of_the_guide_that_knows_nothing_but_reflection(serve_address, tmp_path):
-    """The program in docs/grpc.md, as it stands there, in a process of its own."""
+async def test_a_client_of_the_guide_that_knows_nothing_but_reflection(
+    serve_address, tmp_path, capsys
+):
+    """The program in docs/grpc.md, as it stands there."""
     guide = (ROOT / "docs/grpc.md").read_text()
     section = guide.split("## Without generated code", 1)[1]
     program = section.split("```python\n", 1)[1].split("```", 1)[0]
@@ -127,14 +129,7 @@ async def test_a_client_of_the_guide_that_knows_nothing_but_reflection(serve_add
         front.says("abc")
         file = tmp_path / "client.py"
         file.write_text(program.replace("localhost:50051", address))
-        told = await asyncio.to_thread(
-            subprocess.run,
-            [sys.executable, "-P", str(file)],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        await asyncio.to_thread(runpy.run_path, str(file))
 
-    assert told.returncode == 0, told.stderr
-    assert told.stdout == "abc\nabc\n"
+    assert capsys.readouterr().out == "abc\nabc\n"
     assert "cadenza" not in re.findall(r"^(?:from|import) (\w+)", program, re.MULTILINE)
