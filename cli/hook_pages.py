@@ -30,7 +30,8 @@ def explain_hook(name: str) -> int:
     """
     hook = DECISIONS.get(name, name)
     if hook not in ARGUMENTS:
-        raise UsageError(unknown("hook", name, ARGUMENTS))
+        names = [*ARGUMENTS, *(short for short in DECISIONS if DECISIONS[short] in ARGUMENTS)]
+        raise UsageError(unknown("hook", name, dict.fromkeys(names), "hooks and decisions"))
     lines = [f"@hookimpl\ndef {hook}{_signature(hook)}", "", *_about(hook)]
     if hook in SHORT:
         lines += ["", f"--policy {SHORT[hook]}=NAME chooses a policy for it."]

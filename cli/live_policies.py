@@ -40,6 +40,7 @@ def list_live(server: ServerOptions, *, as_json: bool) -> int:
     report = client.report("GET", _POLICIES)
     rows = [_row(policy, report.live) for policy in report.installed]
     write_table([("POLICY", "FROM", "DECIDES", "FAULTS", "STATE"), *rows])
+    _write_options(report.live)
     _write_faults(report.live)
     if report.shadow is not None:
         write("\n")
@@ -68,8 +69,12 @@ def release_policy(server: ServerOptions, name: str) -> int:
     Raises:
         UsageError: it is not in use, the service does not answer, or it refuses.
     """
-    ServiceClient(server).report("POST", f"{_POLICIES}/{quote(name, safe='')}/release")
-    write(f"{name} is asked\n")
+    client = ServiceClient(server)
+    before = client.report("GET", _POLICIES)
+    client.report("POST", f"{_POLICIES}/{quote(name, safe='')}/release")
+    shadowed = before.shadow.profile.quarantined if before.shadow is not None else ()
+    was_out = name in before.live.quarantined or name in shadowed
+    write(f"{name} is asked again\n" if was_out else f"{name} was not quarantined\n")
     return 0
 
 
@@ -137,6 +142,13 @@ def _write_decisions(profile: ProfileReport) -> None:
     write_table([("DECISION", "POLICIES"), *rows])
 
 
+def _write_options(profile: ProfileReport) -> None:
+    for policy, given in profile.options.items():
+        if given:
+            told = ",".join(f"{name}={value}" for name, value in given.items())
+            write(f"options of {policy}: {told}\n")
+
+
 def _write_faults(profile: ProfileReport) -> None:
     for each in profile.faults:
         where = f"{each.policy} in {_short(each.hook)} ({each.process})"
@@ -153,6 +165,7 @@ def _write_shadow(shadow: ShadowReport) -> None:
     write_table([("SHADOW", "POLICIES", "ASKED", "DIFFERED", "FIRST", "FIGURE"), *rows])
     for name in shadow.profile.quarantined:
         write(f"{name} is quarantined\n")
+    _write_options(shadow.profile)
     _write_faults(shadow.profile)
 
 

@@ -14,7 +14,8 @@ from cadenza.cli.profile import allowed_plugins, configure
 from cadenza.policies.choices import SHORT
 from cadenza.policies.contract import OBSERVERS, hooks_of
 from cadenza.policies.discovery import Found, discover
-from cadenza.policies.errors import ProfileError, unknown
+from cadenza.policies.errors import ProfileError
+from cadenza.policies.guesses import unknown_policy
 from cadenza.policies.markers import HOOKSPEC_VERSION
 from cadenza.policies.options import Option, options_of
 from cadenza.policies.profile import OBSERVER, Profile
@@ -52,13 +53,13 @@ def explain(name: str, plugins_dir: Path | None) -> int:
     if catalog.faults:
         raise UsageError(str(ProfileError(*catalog.faults)))
     if name not in catalog.policies:
-        raise UsageError(unknown("policy", name, sorted(catalog.policies), "policies"))
+        raise UsageError(unknown_policy(name, sorted(catalog.policies)))
     found = catalog.policies[name]
     try:
         options = [_option(option) for option in options_of(found.cls)]
     except ProfileError as error:
         raise UsageError(f"policy {name!r}: {error}") from error
-    lines = [f"{name}, from {_source(found)}", ""]
+    lines = [f"{name}, from {found.told}", ""]
     lines += [inspect.getdoc(found.cls) or "It has no description.", ""]
     lines += ["Hooks:", *(f"  {_hook(hook, name)}" for hook in hooks_of(found.cls))]
     lines += ["Options:", *(options or ["  none"])]
@@ -90,11 +91,7 @@ def _record(name: str, found: Found, active: Sequence[str]) -> dict[str, object]
 def _row(name: str, found: Found, active: Sequence[str]) -> tuple[str, ...]:
     hooks = ", ".join(hooks_of(found.cls))
     decides = ", ".join(SHORT.get(hook, hook) for hook in active)
-    return name, _source(found), _requires(found), decides or "-", hooks
-
-
-def _source(found: Found) -> str:
-    return f"{found.source} {found.version}" if found.version else found.source
+    return name, found.told, _requires(found), decides or "-", hooks
 
 
 def _requires(found: Found) -> str:

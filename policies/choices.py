@@ -154,6 +154,12 @@ def _read_flags(flags: Sequence[str]) -> _Layer:
                 f"{where} is not of the form DECISION=POLICY or DECISION=POLICY:key=value,..."
             )
             continue
+        name, comma, rest = policy.partition(",")
+        if comma:
+            meant = f"{decision}={name}:{rest}" if "=" in rest else f"{decision}={name}"
+            why = "options follow a ':'" if "=" in rest else "each policy has a flag of its own"
+            layer.faults.append(f"{where}: {why}, as in --policy {meant}")
+            continue
         layer.choose(where, decision, [policy])
         layer.give(where, policy, {name: value for name, _, value in pairs})
     return layer

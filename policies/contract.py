@@ -17,9 +17,12 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from cadenza.policies import hookspecs
 from cadenza.policies.errors import unknown
+from cadenza.policies.guesses import nearest
 from cadenza.policies.markers import HOOKSPEC_VERSION, PROJECT
 
 OBSERVER_PREFIX = "on_"
+_NEARLY = 0.8  # how alike names must be where nobody has said that one is meant as a hook
+_RANGE = re.compile(r"\s*(~=|[=!<>]=|[<>])\s*\d")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
@@ -44,7 +47,20 @@ def hooks_of(cls: type) -> tuple[str, ...]:
 
 def is_meant_as_policy(cls: type) -> bool:
     """Whether a class has a marked method, or one that is called like a hook."""
-    return any(True for _ in _marked(cls)) or any(hasattr(cls, hook) for hook in ARGUMENTS)
+    marked = any(_marked(cls)) or any(_marked_outside(cls))
+    return marked or any(hasattr(cls, hook) for hook in ARGUMENTS)
+
+
+def nearly_hooks(cls: type) -> dict[str, str]:
+    """Methods of the class itself that are no hooks, and the hooks that they look like."""
+    methods = (name for name, value in vars(cls).items() if inspect.isfunction(value))
+    near = {name: nearest(name, ARGUMENTS, _NEARLY) for name in methods if name not in ARGUMENTS}
+    return {name: hook for name, hook in near.items() if hook is not None}
+
+
+def is_version_range(value: object) -> bool:
+    """Whether it looks like what `requires_hookspec` takes."""
+    return isinstance(value, str) and _RANGE.match(value) is not None
 
 
 def name_faults(cls: type) -> list[str]:
@@ -72,8 +88,22 @@ def _marked(cls: type) -> Iterator[tuple[str, dict[str, Any], Callable[..., Any]
             yield marker.get("specname") or attribute, marker, method
 
 
+def _marked_outside(cls: type) -> Iterator[tuple[str, str]]:
+    """Hook and decorator of methods whose marker is on the decorator, where nobody sees it."""
+    for attribute in dir(cls):
+        raw = inspect.getattr_static(cls, attribute, None)
+        if not isinstance(raw, (staticmethod, classmethod)):
+            continue
+        marker = vars(raw).get(f"{PROJECT}_impl")
+        if isinstance(marker, dict):
+            yield marker.get("specname") or attribute, type(raw).__name__
+
+
 def _hook_faults(cls: type) -> Iterator[str]:
     num = 0
+    for hook, decorator in _marked_outside(cls):
+        num += 1
+        yield f"has {hook} with @hookimpl above @{decorator}; write @hookimpl below it"
     for hook, marker, method in _marked(cls):
         num += 1
         kind = _refused_kind(method)
@@ -84,7 +114,8 @@ def _hook_faults(cls: type) -> Iterator[str]:
         elif not marker.get("optionalhook"):
             yield f"implements {hook}: " + unknown("hook", hook, ARGUMENTS)
     if not num:
-        yield "has no method that is marked with @hookimpl"
+        nearly = [f"{name} looks like {hook}" for name, hook in nearly_hooks(cls).items()]
+        yield "; ".join(["has no method that is marked with @hookimpl", *nearly])
 
 
 def _refused_kind(method: Callable[..., Any]) -> str | None:
@@ -119,13 +150,17 @@ def _num_bound(method: Callable[..., Any]) -> int:
 
 
 def _unmarked(cls: type) -> Iterator[str]:
+    told = {hook for hook, _ in _marked_outside(cls)}
     for hook in ARGUMENTS:
         method = getattr(cls, hook, None)
-        if method is not None and not hasattr(method, f"{PROJECT}_impl"):
+        if method is not None and hook not in told and not hasattr(method, f"{PROJECT}_impl"):
             yield f"has a method {hook} that is not marked with @hookimpl"
 
 
 def _version_faults(cls: type) -> Iterator[str]:
+    for name, value in vars(cls).items():
+        if name != "requires_hookspec" and "hookspec" in name.lower() and is_version_range(value):
+            yield f"has {name} = {value!r}, which nobody reads; call it requires_hookspec"
     wanted = getattr(cls, "requires_hookspec", None)
     if wanted is None:
         return

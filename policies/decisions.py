@@ -230,8 +230,12 @@ def _array(answer: Any, length: int, kinds: str, what: str) -> npt.NDArray[Any]:
     if answer.shape != (length,):
         raise AnswerError(f"expected shape ({length},), got {answer.shape}")
     if answer.dtype.kind not in kinds:
-        raise AnswerError(f"expected {what}, got dtype {answer.dtype}")
+        raise AnswerError(f"expected {what}{_as(kinds)}, got dtype {answer.dtype}")
     return answer
+
+
+def _as(kinds: str) -> str:
+    return " as floats or ints" if kinds == "fiu" else ""
 
 
 def check_scores(length: int, answer: Any) -> FloatArray:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from types import ModuleType
 
 import pluggy
 from packaging.utils import canonicalize_name
@@ -20,8 +21,15 @@ from cadenza.policies import registration
 from cadenza.policies.builtin import BUILTIN
 from cadenza.policies.contract import faults_of, name_faults
 from cadenza.policies.errors import ProfileError, reason_of, unknown
+from cadenza.policies.guesses import unknown_policy
 from cadenza.policies.markers import PROJECT, hookimpl
-from cadenza.policies.plugin_files import digest_of, import_file, policies_of
+from cadenza.policies.plugin_files import (
+    digest_of,
+    import_file,
+    nearly_of,
+    policies_of,
+    ranges_of,
+)
 from cadenza.policies.profile import Chosen, Options, Profile
 
 BUILT_IN = "built in"
@@ -36,6 +44,11 @@ class Found:
     source: str  # BUILT_IN, the name of a distribution, or a file
     version: str | None = None  # of the distribution
     digest: str | None = None  # of the file with the class, as it was loaded; None: built in
+
+    @property
+    def told(self) -> str:
+        """Where it is from, for people."""
+        return f"{self.source} {self.version}" if self.version else self.source
 
     @property
     def is_stale(self) -> bool:
@@ -70,22 +83,37 @@ class Catalog:
         *,
         trace: bool = False,
         faults: Sequence[str] = (),
+        plugin_faults: Sequence[str] = (),
         before: Profile | None = None,
     ) -> Profile:
         """Build a profile of these policies, which shall follow the one `before`.
 
         Raises:
-            ProfileError: what was wrong in discovery, `faults`, and what is wrong with the profile,
-                all together.
+            ProfileError: what was wrong in discovery or is wrong with plugins that were looked for
+                since, `faults`, and what is wrong with the profile, all together. Where a plugin
+                is at fault, policies that it may have had are not missed besides.
         """
-        known = (*self.faults, *faults)
+        plugin_faults = (*self.faults, *plugin_faults)
+        known = (*plugin_faults, *faults)
         try:
             profile = Profile(chosen, self.classes, options, trace=trace, before=before)
         except ProfileError as error:
-            raise ProfileError(*known, *error.faults) from error
+            missed = self._missed(chosen or {}) if plugin_faults else ()
+            others = [fault for fault in error.faults if fault not in missed]
+            raise ProfileError(*known, *others) from error
         if known:
             raise ProfileError(*known)
         return profile
+
+    def _missed(self, chosen: Chosen) -> list[str]:
+        """What a profile says of names that nobody has."""
+        several = [[each] if isinstance(each, str) else each for each in chosen.values()]
+        return [
+            unknown_policy(name, self.policies)
+            for names in several
+            for name in names
+            if name not in self.policies
+        ]
 
 
 def discover(
@@ -171,7 +199,8 @@ class Discovery:
 
         def load() -> object:
             module = import_file(file)
-            return module if hasattr(module, "register_policies") else _Classes(policies_of(module))
+            is_whole = hasattr(module, "register_policies")
+            return module if is_whole else _Classes(policies_of(module), module)
 
         self._add(load, str(file), None, file.stem)
 
@@ -202,8 +231,10 @@ class Discovery:
                 f"and returned {type(classes).__name__}"
             )
             return
+        module = plugin.module if isinstance(plugin, _Classes) else plugin
         if not classes:
-            self._faults.append(f"plugin {told} has no policies")
+            self._faults.append("; ".join([f"plugin {told} has no policies", *nearly_of(module)]))
+        self._faults += [f"plugin {told} {fault}" for fault in ranges_of(module)]
         for cls in classes:
             digest = None if source == BUILT_IN else digest_of(cls)
             found = Found(cls=cls, source=source, version=version, digest=digest)
@@ -245,7 +276,7 @@ class Discovery:
         faults = [*name_faults(cls), *faults_of(cls)]
         other = self._found.get(policy)
         if not faults and other is not None:
-            faults = [f"has the name of another one, which is from {_from(other)}; rename one"]
+            faults = [f"has the name of another one, which is from {other.told}; rename one"]
         if faults:
             self._faults += [f"policy {policy!r}{where} {fault}" for fault in faults]
         else:
@@ -255,8 +286,9 @@ class Discovery:
 class _Classes:
     """A plugin that consists of these classes."""
 
-    def __init__(self, classes: Sequence[type]) -> None:
+    def __init__(self, classes: Sequence[type], module: ModuleType | None = None) -> None:
         self._classes = classes
+        self.module = module  # where they are from
 
     @hookimpl
     def register_policies(self) -> Sequence[type]:
@@ -277,7 +309,3 @@ def _version(point: EntryPoint) -> str | None:
 
 def _told(name: str, source: str, version: str | None) -> str:
     return f"{name!r} ({source})" if version is None else f"{name!r} ({source} {version})"
-
-
-def _from(found: Found) -> str:
-    return f"{found.source} {found.version}" if found.version else found.source

@@ -93,13 +93,19 @@ class Library:
             ProfileError: everything that is wrong with it, `faults` among it.
         """
         named = {name: None for names in chosen.values() for name in names}
+        plugin_faults: Sequence[str] = ()
         if any(name not in self.catalog.policies or self._is_outdated(name) for name in named):
-            faults = (*self._look_again(), *faults)
+            plugin_faults = self._look_again()
         known = () if before is None else before.policies
         faults = (*faults, *self._outdated(name for name in named if name not in known))
         faults = (*faults, *self._differing(digests or {}))
         return self.catalog.profile(
-            chosen, options, trace=self._trace, faults=faults, before=before
+            chosen,
+            options,
+            trace=self._trace,
+            faults=faults,
+            plugin_faults=plugin_faults,
+            before=before,
         )
 
     def tried(

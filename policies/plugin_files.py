@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
 
-from cadenza.policies.contract import is_meant_as_policy
+from cadenza.policies.contract import is_meant_as_policy, is_version_range, nearly_hooks
 
 
 def import_file(file: Path) -> ModuleType:
@@ -49,11 +50,34 @@ def digest_of(cls: object) -> str | None:
 
 def policies_of(module: ModuleType) -> tuple[type, ...]:
     """The policies that the file itself defines and has not hidden behind an underscore."""
-    return tuple(
-        value
+    return tuple(cls for cls in _classes_of(module) if is_meant_as_policy(cls))
+
+
+def nearly_of(module: object) -> list[str]:
+    """What to say of classes that may have been meant as policies, if this is a module."""
+    if not isinstance(module, ModuleType):
+        return []
+    return [
+        f"class {cls.__name__} has a method {method}: did you mean {hook!r}, with @hookimpl?"
+        for cls in _classes_of(module)
+        for method, hook in nearly_hooks(cls).items()
+    ]
+
+
+def ranges_of(module: object) -> list[str]:
+    """Faults of a module that says itself which versions of the hooks its policies are for."""
+    if not isinstance(module, ModuleType):
+        return []
+    return [
+        f"has {name} = {value!r}, which nobody reads; "
+        f"let each policy class have requires_hookspec = {value!r}"
         for name, value in vars(module).items()
-        if isinstance(value, type)
-        and value.__module__ == module.__name__
-        and not name.startswith("_")
-        and is_meant_as_policy(value)
-    )
+        if "hookspec" in name.lower() and is_version_range(value)
+    ]
+
+
+def _classes_of(module: ModuleType) -> Iterator[type]:
+    for name, value in vars(module).items():
+        is_own = isinstance(value, type) and value.__module__ == module.__name__
+        if is_own and not name.startswith("_"):
+            yield value

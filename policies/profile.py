@@ -13,6 +13,7 @@ from cadenza.policies import hookspecs
 from cadenza.policies.builtin import BUILTIN, DEFAULTS
 from cadenza.policies.contract import ARGUMENTS, OBSERVERS, faults_of, hooks_of
 from cadenza.policies.errors import ProfileError, quoted, reason_of, unknown
+from cadenza.policies.guesses import unknown_policy
 from cadenza.policies.markers import PROJECT
 from cadenza.policies.options import build_policy, read_options
 from cadenza.policies.trace import trace_calls
@@ -306,7 +307,7 @@ def _choice_faults(
 def _fit(hook: str, policy: str, policies: Mapping[str, type]) -> str:
     """What is wrong with this policy for this hook; empty if nothing is."""
     if policy not in policies:
-        return unknown("policy", policy, policies, "policies")
+        return unknown_policy(policy, policies)
     wanted = {*OBSERVERS} if hook == OBSERVER else {hook}
     if wanted & {*hooks_of(policies[policy])} or hasattr(policies[policy], hook):
         return ""  # an unmarked method is a fault of its own

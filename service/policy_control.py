@@ -18,6 +18,7 @@ import structlog
 from cadenza.policies.choices import Choices, choices_of
 from cadenza.policies.contract import FRONT_HOOKS
 from cadenza.policies.errors import ProfileError, quoted
+from cadenza.policies.guesses import guess
 from cadenza.policies.library import LIMIT_S, Library, prepare, too_late
 from cadenza.policies.preparation import aside
 from cadenza.policies.profile import Profile
@@ -205,8 +206,9 @@ class PolicyControl:
         try:
             faults = self._policies.release(policy)
         except KeyError as error:
-            names = ", ".join(self._policies.in_use)
-            message = f"The policy {quoted(policy)} is not in use; {names} are."
+            used = self._policies.in_use
+            near = guess(policy, used)
+            message = f"The policy {quoted(policy)} is not in use{near}; {', '.join(used)} are."
             raise UnknownPolicy(message) from error
         told = "; ".join(f"{fault} (in the {name} profile)" for name, fault in faults.items())
         if "live" in faults:

@@ -228,8 +228,31 @@ def test_use_without_a_choice_changes_nothing_and_says_how_to_go_back(capsys, se
 
 
 def test_release_names_any_policy(capsys, service: Service):
-    assert "is asked" in output_of(capsys, "release", "a/b?c", "--server", service.url)
-    assert service.asked[0][:2] == ("POST", "/v1/policies/a%2Fb%3Fc/release")
+    told = output_of(capsys, "release", "a/b?c", "--server", service.url)
+    assert told == "a/b?c was not quarantined\n"
+    assert service.asked[-1][:2] == ("POST", "/v1/policies/a%2Fb%3Fc/release")
+
+
+def test_release_tells_those_that_were_out(capsys, service: Service):
+    assert output_of(capsys, "release", "mine", "--server", service.url) == "mine is asked again\n"
+    shadow = msgspec.structs.replace(REPORT.shadow, profile=profile("edf", quarantined=["edf"]))
+    service.body = msgspec.json.encode(msgspec.structs.replace(REPORT, shadow=shadow))
+    assert output_of(capsys, "release", "edf", "--server", service.url) == "edf is asked again\n"
+
+
+def test_list_shows_the_options_in_force(capsys, service: Service):
+    live = profile("mine", options={"mine": {"depth": 3, "share": 0.5}, "fcfs": {}})
+    shadow = msgspec.structs.replace(
+        REPORT.shadow, profile=profile("edf", options={"edf": {"slack_s": 2}})
+    )
+    report = msgspec.structs.replace(REPORT, live=live, shadow=shadow)
+    service.body = msgspec.json.encode(report)
+
+    lines = output_of(capsys, "list", "--server", service.url).splitlines()
+
+    told = [line for line in lines if line.startswith("options")]
+    assert told == ["options of mine: depth=3,share=0.5", "options of edf: slack_s=2"]
+    assert lines.index(told[0]) < lines.index("") < lines.index(told[1])
 
 
 def test_shadow_is_set_shown_and_taken_away(capsys, service: Service):

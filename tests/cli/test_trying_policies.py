@@ -31,7 +31,11 @@ class Mine:
 WRONG = {
     "a typo": ("self, waiting", "waiting.promt_tokens", "has no attribute 'promt_tokens'"),
     "too short": ("self, waiting", "waiting.prompt_tokens[:-1]", "expected shape (3,), got (2,)"),
-    "objects": ("self, waiting", "waiting.prompt_tokens.astype(object)", "got dtype object"),
+    "objects": (
+        "self, waiting",
+        "waiting.prompt_tokens.astype(object)",
+        "expected scores as floats or ints, got dtype object",
+    ),
     "no self": ("waiting", "waiting.prompt_tokens", "order_admissions"),
 }
 FLAGS = ("--policy", "order=mine", "--plugins-dir")

@@ -122,6 +122,14 @@ def test_options_of_a_policy_that_nobody_named_stay_to_be_refused(tmp_path: Path
         (["ordr=p"], "--policy ordr=p: there is no decision 'ordr' (did you mean 'order'?)"),
         (["order"], "--policy order is not of the form DECISION=POLICY"),
         (["order=p:a"], "--policy order=p:a is not of the form DECISION=POLICY"),
+        (
+            ["order=p,a=1,b=2"],
+            "--policy order=p,a=1,b=2: options follow a ':', as in --policy order=p:a=1,b=2",
+        ),
+        (
+            ["gate=p,q"],
+            "--policy gate=p,q: each policy has a flag of its own, as in --policy gate=",
+        ),
         (["order=p:=1"], "--policy order=p:=1 is not of the form DECISION=POLICY"),
         (["order=a", "order=b"], "--policy order=b: order is decided by one policy, not by a, b"),
         (

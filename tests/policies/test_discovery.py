@@ -177,10 +177,19 @@ def test_a_profile_of_a_faulty_catalog_is_refused_with_all_faults(site: Path):
     with pytest.raises(ProfileError) as refused:
         discover().profile({"order_admissions": "lifo"}, faults=["a flag is wrong"])
 
-    import_fault, flag, policy = refused.value.faults
+    import_fault, flag = refused.value.faults
     assert "'broken' (acme 1.5)" in import_fault
     assert flag == "a flag is wrong"
-    assert "there is no policy 'lifo'" in policy
+
+
+def test_only_names_that_nobody_has_are_left_out_where_a_plugin_failed(tmp_path: Path):
+    chosen = {"order_admissions": "lifo", "gate_arrivals": ["newest"]}
+
+    with pytest.raises(ProfileError) as refused:
+        found(tmp_path, "import no_such_module").profile(chosen)
+
+    _, misfit = refused.value.faults
+    assert "'newest' does not decide gate_arrivals" in misfit
 
 
 HEAD = """
@@ -216,6 +225,56 @@ def test_files_that_begin_with_an_underscore_are_left_alone(tmp_path: Path):
 
 def test_a_file_without_a_policy_is_a_fault(tmp_path: Path):
     assert fault_of(tmp_path, "x = 1").endswith("mine.py) has no policies")
+
+
+TYPO = "class Mine:\n    def order_admission(self, waiting): pass\n"
+
+
+def test_a_method_that_is_nearly_a_hook_is_told_where_there_is_no_policy(tmp_path: Path):
+    told = "; class Mine has a method order_admission: did you mean 'order_admissions', with"
+    assert told in fault_of(tmp_path, TYPO)
+
+    registering = "\n@hookimpl\ndef register_policies(): return {}\n"
+    assert told in fault_of(tmp_path, HEAD + TYPO + registering.format("[]"))
+    without_name, unmarked = found(tmp_path, HEAD + TYPO + registering.format("[Mine]")).faults
+    assert "has no name" in without_name
+    assert unmarked.endswith("marked with @hookimpl; order_admission looks like order_admissions")
+
+
+def test_a_marker_above_a_static_method_is_told_once(tmp_path: Path):
+    source = HEAD + NAMED + HOOK.replace("    def", "    @staticmethod\n    def")
+
+    assert fault_of(tmp_path, source).endswith(
+        "has order_admissions with @hookimpl above @staticmethod; write @hookimpl below it"
+    )
+    source = source.replace("@hookimpl", "@hookimpl(specname='select_victims')")
+    source = source.replace("@staticmethod", "@classmethod").replace("def order", "def my_order")
+    assert "has select_victims with @hookimpl above @classmethod" in fault_of(tmp_path, source)
+
+
+@pytest.mark.parametrize("name", ["HOOKSPEC_VERSION", "requires_hookspecs", "requires_hookspec"])
+def test_a_range_that_a_module_declares_is_told_whose_it_is(tmp_path: Path, name: str):
+    source = HEAD + f"{name} = '>=0.4'\n" + NAMED + HOOK
+
+    assert fault_of(tmp_path, source).endswith(
+        f"has {name} = '>=0.4', which nobody reads; "
+        "let each policy class have requires_hookspec = '>=0.4'"
+    )
+
+
+def test_a_range_under_a_wrong_name_is_told_the_right_one(tmp_path: Path):
+    source = HEAD + NAMED + "    requires_hookspecs = '>=0.4'\n" + HOOK
+
+    told = fault_of(tmp_path, source)
+    assert told.endswith(
+        "has requires_hookspecs = '>=0.4', which nobody reads; call it requires_hookspec"
+    )
+
+
+def test_the_version_of_the_hooks_may_be_imported(tmp_path: Path):
+    source = HEAD + "from cadenza.policies.markers import HOOKSPEC_VERSION\n" + NAMED + HOOK
+
+    assert not found(tmp_path, source).faults
 
 
 def test_a_folder_that_is_none_is_a_fault(tmp_path: Path):

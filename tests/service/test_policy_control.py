@@ -576,6 +576,8 @@ def test_a_release_goes_to_both_processes(run, open_front: OpenFront):
             assert ours.quarantined == ()
             with pytest.raises(UnknownPolicy, match=r"'edf' is not in use; .*, failing are"):
                 await front.control.release("edf")
+            with pytest.raises(UnknownPolicy, match=r"'failin' .* \(did you mean 'failing'\?\); "):
+                await front.control.release("failin")
 
     run(main())
 
