@@ -36,7 +36,7 @@ from cadenza.wire.heap import freeze_heap
 from cadenza.wire.logging import configure_logging
 
 MANY = 2_000
-SETTLE_S = 0.5
+SETTLE_S = 2.0  # until the texts of most words have been looked up, as in a service that runs
 SPARE_S = 1.5  # for the streams that begin first, until the last has
 FLOOR_S = 3.0
 

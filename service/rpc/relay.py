@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from typing import Protocol
 
-from cadenza.service.events import Admitted, Event, Finished
+from cadenza.service.events import Admitted, Delta, Event, Finished
 from cadenza.service.generation import Generation
 from cadenza.service.rpc import codec
 from cadenza.v1 import generation_pb2 as pb
@@ -37,7 +37,8 @@ class _Telling:
         """All of a batch, in several lists where it has many log-probabilities."""
         events: list[bytes] = []
         for event in batch:
-            self._count(event)
+            if not isinstance(event, Delta):
+                self._count(event)
             if self._on_event is not None:
                 self._on_event(event)
             for index, piece in enumerate(codec.parts(event)):

@@ -9,6 +9,7 @@ bytes. Building it of protobuf objects takes several times as long, and copies e
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from cadenza.v1 import generation_pb2 as pb
 
@@ -78,14 +79,17 @@ def tokens(
     Fields are in the order of their numbers, and those with default values are left out, as
     protobuf's own encoder does it.
     """
-    name = _field(_REQUEST_ID, request_id.encode()) if request_id else b""
-    body = b""
-    if choice:
-        body = _CHOICE + _varints[choice]
+    body = _CHOICE + _varints[choice] if choice else b""
     if text:
         body += _field(_TEXT, text.encode())
     if token_ids:
         body += _field(_TOKEN_IDS, b"".join([_varints[token] for token in token_ids]))
     if logprobs:
         body += b"".join([_field(_LOGPROBS, each.SerializeToString()) for each in logprobs])
-    return _field(_EVENTS, name + _field(_TOKENS, body))
+    told = b"%b%b%b%b" % (_named(request_id), _TOKENS, _varints[len(body)], body)
+    return _field(_EVENTS, told)
+
+
+@lru_cache(1 << 12)
+def _named(request_id: str) -> bytes:
+    return _field(_REQUEST_ID, request_id.encode()) if request_id else b""
