@@ -58,7 +58,7 @@ class Case(NamedTuple):
     @property
     def tokens(self) -> int:
         """For each stream, so that all of them run from the beginning to the end of the window."""
-        return round((SETTLE_S + self.window_s + SPARE_S + self.streams / 200) / self.step_s)
+        return round((SETTLE_S + self.window_s + SPARE_S + self.streams / 100) / self.step_s)
 
 
 COSTS = (

@@ -143,6 +143,8 @@ class Generation:
         if not self._ended:
             self._cancelled = True
             self._end("deadline" if time.monotonic() >= self._expected_end_s else "abort")
+        # They lead back here: without them nothing waits for the garbage collector
+        self._choices = []
         self._on_closed(self)
 
     def reprioritise(self, priority: int) -> None:
@@ -218,7 +220,7 @@ class Generation:
     def _wake(self) -> None:
         if self._waiter is None or self._waiter.done():
             return
-        if self._tap is None or self._ended:
+        if self._tap is None:
             self._waiter.set_result(None)
         elif len(self._choices) == 1:
             self._offer()
@@ -239,6 +241,7 @@ class Generation:
         if self._ended:
             return
         self._ended = True
+        self._tap = None  # which leads back here
         self._places.leave_all()
         for choice in self._choices:
             if not choice.is_over:

@@ -75,6 +75,8 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._answering is not None and not self._answering.response_complete:
             self._answering.disconnected = True
             self._answering.message_event.set()
+        # Requests lead back here, by their scope: none of this shall wait for the garbage collector
+        self._answering = self.cycle = self.scope = None  # type: ignore[assignment]
 
     def data_received(self, data: bytes) -> None:
         """Parse, then count what an unfinished head took."""

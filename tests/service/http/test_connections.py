@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
+import weakref
 
 import pytest
 
@@ -33,6 +35,31 @@ def test_a_connection_whose_client_does_not_read_its_answer_is_dropped(run, serv
             await served.until_connections(0)
 
             assert served.front.is_clean()
+            assert errors_in(caplog) == []
+            client.close()
+
+    run(main())
+
+
+def test_a_client_that_does_not_read_plain_text_is_dropped_while_it_comes(run, serve, caplog):
+    """What is written at once, past whoever waits, is bounded as well."""
+
+    async def main():
+        limits = ConnectionLimits(send_s=0.2)
+        async with serve(connections=limits, max_model_len=20_000) as served:
+            engine = served.front.engine
+            engine.auto = False
+            served.front.says("x" * 19_000)
+            body = {"prompt": "x", "max_tokens": 19_000, "n": 16, "stream": True}
+            client = await served.silent(request_bytes(COMPLETIONS, body))
+            await engine.until(lambda: bool(engine.waiting))
+            async with asyncio.timeout(15):
+                while served.server.num_connections:
+                    engine.step()
+                    await asyncio.sleep(0)
+            await engine.until(lambda: len(engine.cancels()) == 16)
+
+            assert engine.generated < 16 * 19_000
             assert errors_in(caplog) == []
             client.close()
 
@@ -210,3 +237,26 @@ def test_a_connection_too_many_is_answered_503_and_closed(run, serve):
             others[1][1].close()
 
     run(main())
+
+
+def test_a_connection_is_freed_when_it_is_over(run, serve):
+    async def main():
+        async with serve() as served:
+            body = {"prompt": "x", "max_tokens": 3, "stream": True}
+            reader, writer = await served.raw_bytes(request_bytes(COMPLETIONS, body))
+            await reader.readuntil(b"[DONE]")
+            [connection] = served.server._server.server_state.connections
+            left = weakref.ref(connection)
+            del connection
+            writer.close()
+            await served.until_connections(0)
+            for _ in range(10):
+                await asyncio.sleep(0)
+
+            assert left() is None
+
+    gc.disable()
+    try:
+        run(main())
+    finally:
+        gc.enable()

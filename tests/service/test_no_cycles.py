@@ -1,0 +1,37 @@
+"""What a request was made of is freed when it is over, and does not wait for the collector."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from cadenza.service.request import GenerationRequest
+
+
+@pytest.fixture(autouse=True)
+def without_collector() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def test_a_generation_is_freed_when_it_is_left(run, open_front):
+    async def main():
+        async with open_front() as front:
+            front.says("hello")
+            generation = await front.generator.submit(GenerationRequest(text="x", n=2))
+            generation.tap(lambda: False)
+            async with generation:
+                async for _ in generation:
+                    pass
+            left = weakref.ref(generation)
+            del generation
+            await asyncio.sleep(0)
+
+            assert left() is None
+
+    run(main())
