@@ -7,13 +7,12 @@ which a steady step has none.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import fields
+from collections.abc import Sequence
 from enum import Enum, EnumType
-from operator import attrgetter
-from typing import Any, NamedTuple, get_args, get_type_hints
+from typing import NamedTuple, get_args, get_type_hints
 
 import numpy as np
+from msgspec.structs import asdict
 
 from cadenza.policies.runner import FaultCount
 from cadenza.scheduler.decisions import Cause, RefusedArrival
@@ -23,8 +22,6 @@ from cadenza.scheduler.report import Statistics, StepReport
 from cadenza.scheduler.states import FinishReason
 from cadenza.wire import messages
 from cadenza.wire.messages import Counters, Decision, HookUse, PromptScores, RowLogprobs, Step
-
-_COMMON = ("step_id", "time_s", "request")  # fields of every record, with places of their own
 
 
 def step_frame(
@@ -68,16 +65,13 @@ class _Outline(NamedTuple):
     """How the records of a class are told."""
 
     kind: str
-    facts: tuple[str, ...]  # names of the fields that only this class has
-    values_of: Callable[[Record], tuple[Any, ...]]
-    members: tuple[str, ...]  # those of them that are members of an enum, told by name
+    members: tuple[str, ...]  # fields that hold a member of an enum, told by name
 
 
 def _outline(record: type[Record]) -> _Outline:
-    facts = tuple(field.name for field in fields(record) if field.name not in _COMMON)
     hints = get_type_hints(record)
-    members = (name for name in facts if isinstance(hints[name], EnumType))
-    return _Outline(_kind(record), facts, attrgetter(*facts, *_COMMON), tuple(members))
+    members = (name for name, hint in hints.items() if isinstance(hint, EnumType))
+    return _Outline(_kind(record), tuple(members))
 
 
 _OUTLINES: dict[type[Record], _Outline] = {record: _outline(record) for record in get_args(Record)}
@@ -87,12 +81,11 @@ _NAMES: dict[Enum, str] = {
 
 
 def _decision(record: Record) -> Decision:
-    kind, names, values_of, members = _OUTLINES[type(record)]
-    *values, step_id, time_s, request = values_of(record)
-    facts = dict(zip(names, values, strict=True))
+    kind, members = _OUTLINES[type(record)]
+    facts = asdict(record)
     for name in members:
         facts[name] = _NAMES[facts[name]]
-    return Decision(kind, request, step_id, time_s, facts)
+    return Decision(kind, facts.pop("request"), facts.pop("step_id"), facts.pop("time_s"), facts)
 
 
 def _logprobs(report: StepReport, executed: StepOutcome | None) -> tuple[RowLogprobs, ...]:

@@ -14,8 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cadenza.scheduler.eviction_queue import EvictionQueue
-from cadenza.scheduler.prefix import BlockKey
-from cadenza.scheduler.prefix_index import Prefix, PrefixIndex, Tokens
+from cadenza.scheduler.prefix_index import Keys, Prefix, PrefixIndex, Tokens
 
 Blocks = npt.NDArray[np.int32]
 Rank = Callable[[Blocks], npt.NDArray[np.float64]]
@@ -137,9 +136,7 @@ class BlockPool:
         assert left.min(initial=0) >= 0, "a block is released more often than held"
         return _last_of_each(blocks[left == 0])
 
-    def publish(
-        self, prefix: Prefix, keys: Sequence[BlockKey], tokens: Tokens, blocks: list[int]
-    ) -> Prefix:
+    def publish(self, prefix: Prefix, keys: Keys, tokens: Tokens, blocks: list[int]) -> Prefix:
         """Make held blocks findable, as `PrefixIndex.publish` does; frees what was in the way."""
         end, displaced = self.index.publish(prefix, keys, tokens, blocks)
         self._free_unfindable(np.array(displaced, dtype=np.int32))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -120,7 +122,7 @@ class PlanBuilder:
         for row, count in zip(prefills.tolist(), remaining.tolist(), strict=True):
             self._place(row, count)
 
-    def place_admitted(self, row: int, choices: list[int], cached: int, remaining: int) -> None:
+    def place_admitted(self, row: int, choices: Sequence[int], cached: int, remaining: int) -> None:
         """Place a row that has just got its seats."""
         self._place(row, remaining)
         self.seated.append(row)

@@ -39,6 +39,12 @@ class Prefix(NamedTuple):
     name: int
 
 
+class Keys(Protocol):
+    """The keys of successive blocks."""
+
+    def __getitem__(self, index: int, /) -> BlockKey: ...
+
+
 class Watcher(Protocol):
     """Is told when prefixes appear and disappear."""
 
@@ -96,16 +102,16 @@ class PrefixIndex:
         """The prefix that ends with the last of `blocks`, or `prefix` if there are none."""
         return Prefix(int(blocks[-1]), int(self.names[blocks[-1]])) if len(blocks) else prefix
 
-    def match(self, prefix: Prefix, keys: Sequence[BlockKey], tokens: Tokens) -> Blocks:
+    def match(self, prefix: Prefix, keys: Keys, tokens: Tokens) -> Blocks:
         """The blocks that continue `prefix`, which is alive, as far as they are published.
 
-        tokens: [keys, block_size], what the keys stand for.
+        tokens: [blocks, block_size]. keys: those of these blocks, or of more.
         """
         found: list[int] = []
-        while len(found) < len(keys):
-            heirs = self._heirs(prefix, len(keys) - len(found))
+        while len(found) < len(tokens):
+            heirs = self._heirs(prefix, len(tokens) - len(found))
             found += heirs[: self._num_equal(heirs, tokens[len(found) :])]
-            if len(found) == len(keys):
+            if len(found) == len(tokens):
                 break
             prefix = self.end(prefix, found)
             branch = self._branches.get((prefix.name, keys[len(found)]))
@@ -139,7 +145,7 @@ class PrefixIndex:
         return len(blocks) if equal.all() else int(equal.argmin())
 
     def publish(
-        self, prefix: Prefix, keys: Sequence[BlockKey], tokens: Tokens, blocks: list[int]
+        self, prefix: Prefix, keys: Keys, tokens: Tokens, blocks: list[int]
     ) -> tuple[Prefix, list[int]]:
         """Make held, fully computed blocks findable after `prefix`, which must be alive.
 
@@ -151,7 +157,7 @@ class PrefixIndex:
         """
         known = self.match(prefix, keys, tokens)
         prefix, num = self.end(prefix, known), len(known)
-        if num == len(keys):
+        if num == len(blocks):
             return prefix, []
         blocks, tokens, key = blocks[num:], tokens[num:], keys[num]
         displaced = [block for block in blocks if self.names[block] != _UNPUBLISHED]

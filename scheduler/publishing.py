@@ -61,7 +61,8 @@ class Publisher:
     def _key(self, row: int, depth: int) -> BlockKey:
         table, cold = self._stores.table, self._stores.table.cold(row)
         if len(cold.keys) <= depth:
-            extend_keys(cold.keys, cold.salt, table.ids(row), table.block_size, depth + 1)
+            ids, size = table.ids(row), table.block_size
+            cold.keys = extend_keys(cold.keys, cold.salt, ids, size, depth + 1)
         return cold.keys[depth]
 
     def _publish_row(self, row: int, upto: int) -> None:
@@ -76,10 +77,10 @@ class Publisher:
         trusted = pool.num_trusted(blocks[:upto])  # what was computed from distrusted ones is too
         if trusted <= first:
             return
-        extend_keys(cold.keys, cold.salt, ids, size, trusted)
+        cold.keys = extend_keys(cold.keys, cold.salt, ids, size, trusted)
         end = pool.publish(
             prefix,
-            cold.keys[first:trusted],
+            cold.keys.behind(first),
             ids[first * size : trusted * size].reshape(-1, size),
             blocks[first:trusted].tolist(),
         )

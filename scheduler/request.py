@@ -6,10 +6,11 @@ import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from cadenza.scheduler.prefix import BlockKey
+from cadenza.scheduler.prefix import NO_KEYS, BlockKeys
 
 Tokens = npt.NDArray[np.int32]
 
@@ -109,15 +110,17 @@ class HostCopy(NamedTuple):
     computed: int  # tokens
 
 
-@dataclass(slots=True, eq=False)
-class Request:
-    """The tokens of a row, the keys of its full blocks, and the choices that it stands for."""
+class Request(msgspec.Struct, eq=False, gc=False):
+    """The tokens of a row, the keys of its full blocks, and the choices that it stands for.
+
+    Thousands may wait, so there is little in it that the garbage collector has to walk over.
+    """
 
     tokens: Tokens  # all that are known while the row has no seat; otherwise see `RequestTable.ids`
     salt: str
-    choices: list[int]  # request numbers; one, except until a prompt with several is complete
-    seats: list[int] = field(default_factory=list)  # one a choice while the row is seated
-    keys: list[BlockKey] = field(default_factory=list)
+    choices: tuple[int, ...]  # request numbers; one, except until a prompt with several is complete
+    seats: tuple[int, ...] = ()  # one a choice while the row is seated
+    keys: BlockKeys = NO_KEYS
     host: HostCopy | None = None
     lost_tokens: int = 0  # computed, and dropped by the last preemption
 
@@ -126,7 +129,7 @@ class Request:
         return Request(
             tokens=self.tokens,
             salt=self.salt,
-            choices=[self.choices[rank]],
-            seats=[self.seats[rank]],
-            keys=list(self.keys),
+            choices=(self.choices[rank],),
+            seats=(self.seats[rank],),
+            keys=self.keys,
         )

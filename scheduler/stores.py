@@ -115,9 +115,9 @@ class Stores:
         """The blocks in which the row's first full blocks can be found now, up to `tokens`."""
         cold, size = self.table.cold(row), self.config.block_size
         ids, full = self.table.ids(row), tokens // size
-        extend_keys(cold.keys, cold.salt, ids, size, full)
+        cold.keys = extend_keys(cold.keys, cold.salt, ids, size, full)
         root, ids = self.pool.index.root(cold.salt), ids[: full * size].reshape(-1, size)
-        return self.pool.index.match(root, cold.keys[:full], ids)
+        return self.pool.index.match(root, cold.keys, ids)
 
     def follow(self, row: int) -> None:
         """Keep the cached prefix of a row that has begun to wait current."""

@@ -144,13 +144,13 @@ class RequestTable(Columns):
         self.stop_token_ids[row, : len(arrival.stop_token_ids)] = sorted(arrival.stop_token_ids)
         self._arrivals += arrival.n
         self._row_of.update(dict.fromkeys(arrival.requests, row))
-        self._cold[row] = Request(tokens, arrival.cache_salt, list(arrival.requests))
+        self._cold[row] = Request(tokens, arrival.cache_salt, tuple(arrival.requests))
         return row
 
     def take_seats(self, cold: Request) -> None:
         """Set seats aside for all choices of a waiting row; `seat_rows` follows in this step."""
         num = len(cold.choices)
-        cold.seats = self._free_seats[: -num - 1 : -1]
+        cold.seats = tuple(self._free_seats[: -num - 1 : -1])
         del self._free_seats[-num:]
 
     def seat_rows(
@@ -219,20 +219,22 @@ class RequestTable(Columns):
             self.history[seat, :known] = self.history[self.seat[row], :known]
             self._sit(branch, seat)
             rows.append(branch)
-        del cold.choices[1:], cold.seats[1:]
+        cold.choices, cold.seats = cold.choices[:1], cold.seats[:1]
         return np.array(rows, dtype=np.intp)
 
     def drop_choice(self, row: int, request: int) -> None:
         """Forget one of several choices of a row, with its seat."""
         cold = self._cold[row]
         index = cold.choices.index(request)
-        del cold.choices[index], self._row_of[request]
+        del self._row_of[request]
+        cold.choices = cold.choices[:index] + cold.choices[index + 1 :]
         self.choices[row] -= 1
         self.num_several -= self.choices[row] == 1
         self.request[row] = cold.choices[0]
         if not cold.seats:
             return
-        seat = cold.seats.pop(index)
+        seat = cold.seats[index]
+        cold.seats = cold.seats[:index] + cold.seats[index + 1 :]
         if index == 0:
             self.row_at[seat] = -1
             self._sit(row, cold.seats[0])
@@ -296,7 +298,7 @@ class RequestTable(Columns):
             self.row_at[self.seat[row]] = -1
         cold = self._cold[row]
         self._free_seats.extend(reversed(cold.seats))
-        cold.seats = []
+        cold.seats = ()
         self.seat[row] = NO_SEAT
         self.blocks_held[row] = 0
 

@@ -41,7 +41,8 @@ class WaitingPrefixes:
     def add(self, row: int) -> None:
         """Follow a waiting row; its keys are hashed now, so that no step has to."""
         cold = self._table.cold(row)
-        extend_keys(cold.keys, cold.salt, cold.tokens, self._table.block_size, self._most(row))
+        size, most = self._table.block_size, self._most(row)
+        cold.keys = extend_keys(cold.keys, cold.salt, cold.tokens, size, most)
         self._found[row] = _NOTHING
         found = self._continuation(row)
         self._set_end(row, found)
@@ -106,7 +107,7 @@ class WaitingPrefixes:
         known = len(found)
         prefix = self._index.end(self._index.root(cold.salt), found)
         tokens = cold.tokens[known * size : most * size].reshape(-1, size)
-        return self._index.match(prefix, cold.keys[known:most], tokens)
+        return self._index.match(prefix, cold.keys.behind(known), tokens)
 
     def _move_end(self, row: int, found: Blocks) -> None:
         """Let the prefix of a followed row be `found`; the caller counts who passes a block."""

@@ -276,8 +276,8 @@ MUTANTS = (
     Mutant(
         "a fork gives every choice the first one's seat",
         "scheduler/request.py",
-        "seats=[self.seats[rank]]",
-        "seats=[self.seats[0]]",
+        "seats=(self.seats[rank],)",
+        "seats=(self.seats[0],)",
     ),
     Mutant(
         "choices draw their first tokens with one seat's settings",

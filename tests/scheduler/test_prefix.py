@@ -2,13 +2,16 @@
 
 import numpy as np
 
-from cadenza.scheduler.prefix import block_key, extend_keys, root_key
+from cadenza.scheduler.prefix import NO_KEYS, BlockKeys, block_key, extend_keys, root_key
 
 
 def chain(tokens: list[int], salt: str = "", size: int = 2) -> list[bytes]:
-    keys: list[bytes] = []
-    extend_keys(keys, salt, np.array(tokens, dtype=np.int32), size, len(tokens) // size)
-    return keys
+    num = len(tokens) // size
+    return listed(extend_keys(NO_KEYS, salt, np.array(tokens, dtype=np.int32), size, num))
+
+
+def listed(keys: BlockKeys) -> list[bytes]:
+    return [keys[index] for index in range(len(keys))]
 
 
 def test_equal_prefixes_have_equal_keys():
@@ -25,11 +28,11 @@ def test_salts_do_not_share():
 
 def test_extending_is_the_same_as_computing_at_once():
     tokens = np.arange(8, dtype=np.int32)
-    grown: list[bytes] = []
+    grown = NO_KEYS
     for num in (1, 3, 4):
-        extend_keys(grown, "", tokens, 2, num)
+        grown = extend_keys(grown, "", tokens, 2, num)
 
-    assert grown == chain(tokens.tolist())
+    assert listed(grown) == chain(tokens.tolist())
 
 
 def test_a_salt_cannot_pass_for_a_block():
@@ -54,7 +57,15 @@ def test_a_block_that_is_not_full_has_no_key():
 
 
 def test_extending_to_less_than_there_is_changes_nothing():
-    keys = chain([1, 2, 3, 4])
-    extend_keys(keys, "", np.array([9, 9, 9, 9], dtype=np.int32), 2, 1)
+    keys = extend_keys(NO_KEYS, "", np.array([1, 2, 3, 4], dtype=np.int32), 2, 2)
+    extended = extend_keys(keys, "", np.array([9, 9, 9, 9], dtype=np.int32), 2, 1)
 
-    assert keys == chain([1, 2, 3, 4])
+    assert listed(extended) == chain([1, 2, 3, 4])
+
+
+def test_keys_behind_some_are_the_others():
+    keys = extend_keys(NO_KEYS, "", np.arange(6, dtype=np.int32), 2, 3)
+
+    assert listed(keys.behind(0)) == listed(keys)
+    assert listed(keys.behind(2)) == listed(keys)[2:]
+    assert listed(keys.behind(3)) == []

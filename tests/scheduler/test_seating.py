@@ -8,7 +8,7 @@ from cadenza.policies.profile import Profile
 from cadenza.scheduler.config import SchedulerConfig
 from cadenza.scheduler.costs import CostModel
 from cadenza.scheduler.planning import PlanBuilder
-from cadenza.scheduler.prefix import extend_keys
+from cadenza.scheduler.prefix import NO_KEYS, extend_keys
 from cadenza.scheduler.prefix_index import Prefix
 from cadenza.scheduler.request import Arrival, HostCopy
 from cadenza.scheduler.seating import Candidate, Entry, Seating, candidates_of
@@ -43,8 +43,7 @@ class Stage:
 
     def compute(self, *tokens: int) -> list[int]:
         """Somebody publishes these full blocks, and lets them go; returns them."""
-        keys: list[bytes] = []
-        extend_keys(keys, "", ids(*tokens), SIZE, len(tokens) // SIZE)
+        keys = extend_keys(NO_KEYS, "", ids(*tokens), SIZE, len(tokens) // SIZE)
         pool = self.stores.pool
         blocks = pool.allocate(len(keys))
         pool.publish(pool.index.root(""), keys, ids(*tokens).reshape(-1, SIZE), blocks.tolist())

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cadenza.scheduler.blocks import BlockPool
-from cadenza.scheduler.prefix import extend_keys
+from cadenza.scheduler.prefix import NO_KEYS, extend_keys
 from cadenza.scheduler.request import Arrival
 from cadenza.scheduler.table import RequestTable
 from cadenza.scheduler.waiting_prefixes import WaitingPrefixes
@@ -36,8 +36,7 @@ class Stage:
     def compute(self, *tokens: int, salt: str = "") -> np.ndarray:
         """Somebody computes these tokens and publishes full blocks; returns them, held once."""
         ids = np.array(tokens[: len(tokens) // SIZE * SIZE], dtype=np.int32)
-        keys: list[bytes] = []
-        extend_keys(keys, salt, ids, SIZE, len(ids) // SIZE)
+        keys = extend_keys(NO_KEYS, salt, ids, SIZE, len(ids) // SIZE)
         blocks = self.pool.allocate(len(keys))
         root = self.pool.index.root(salt)
         self.pool.publish(root, keys, ids.reshape(-1, SIZE), blocks.tolist())
