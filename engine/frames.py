@@ -12,7 +12,7 @@ from enum import Enum, EnumType
 from typing import NamedTuple, get_args, get_type_hints
 
 import numpy as np
-from msgspec.structs import asdict
+from msgspec.structs import astuple
 
 from cadenza.policies.runner import FaultCount
 from cadenza.scheduler.decisions import Cause, RefusedArrival
@@ -22,6 +22,8 @@ from cadenza.scheduler.report import Statistics, StepReport
 from cadenza.scheduler.states import FinishReason
 from cadenza.wire import messages
 from cadenza.wire.messages import Counters, Decision, HookUse, PromptScores, RowLogprobs, Step
+
+_COMMON = ("step_id", "time_s", "request")  # the first fields of every record
 
 
 def step_frame(
@@ -65,13 +67,15 @@ class _Outline(NamedTuple):
     """How the records of a class are told."""
 
     kind: str
-    members: tuple[str, ...]  # fields that hold a member of an enum, told by name
+    facts: tuple[str, ...]  # names of the fields that only this class has
+    members: tuple[str, ...]  # those of them that are members of an enum, told by name
 
 
 def _outline(record: type[Record]) -> _Outline:
-    hints = get_type_hints(record)
-    members = (name for name, hint in hints.items() if isinstance(hint, EnumType))
-    return _Outline(_kind(record), tuple(members))
+    assert record.__struct_fields__[:3] == _COMMON
+    facts, hints = record.__struct_fields__[3:], get_type_hints(record)
+    members = (name for name in facts if isinstance(hints[name], EnumType))
+    return _Outline(_kind(record), facts, tuple(members))
 
 
 _OUTLINES: dict[type[Record], _Outline] = {record: _outline(record) for record in get_args(Record)}
@@ -81,11 +85,12 @@ _NAMES: dict[Enum, str] = {
 
 
 def _decision(record: Record) -> Decision:
-    kind, members = _OUTLINES[type(record)]
-    facts = asdict(record)
+    kind, names, members = _OUTLINES[type(record)]
+    step_id, time_s, request, *values = astuple(record)
+    facts = dict(zip(names, values, strict=True))
     for name in members:
         facts[name] = _NAMES[facts[name]]
-    return Decision(kind, facts.pop("request"), facts.pop("step_id"), facts.pop("time_s"), facts)
+    return Decision(kind, request, step_id, time_s, facts)
 
 
 def _logprobs(report: StepReport, executed: StepOutcome | None) -> tuple[RowLogprobs, ...]:

@@ -60,7 +60,7 @@ class Admission:
         extra, kept = (keep[1:] - keep[:-1]).tolist(), int(keep[0])
         fresh: dict[int, list[int]] = {}  # arrivals, by whose turn it was
         promised = budget.promised
-        for rank, candidate in enumerate(candidates_of(table, candidates)):
+        for rank, candidate in enumerate(candidates_of(table, candidates, table.free_seats)):
             if plan.is_full or not (table.free_seats or self._obtainable_seats()):
                 break
             entry = self._entry(candidate, plan)
@@ -94,8 +94,10 @@ class Admission:
     ) -> _Verdict:
         """Whether the row enters, and if not, whether those behind it still may."""
         table, credits = self._stores.table, self._stores.credits
-        if credits.num_limited and not credits.has_spare(candidate.credit, candidate.choices):
-            return "passed over"
+        if credits.num_limited:
+            slot = int(table.credit[candidate.row])
+            if not credits.has_spare(slot, candidate.choices):
+                return "passed over"
         has_tokens = plan.has_room_for(candidate.num_tokens - entry.computed)
         if lack is None:
             if has_tokens:
@@ -133,9 +135,10 @@ class Admission:
         arrivals, needy = columns.arrival, where(starving)
         if plan.is_empty and not len(needy) and scores.min() == np.inf:
             scores = arrivals.astype(np.float64)
-        if not len(needy) and scores.max() < np.inf:  # the common case, of one pass less
+        if not len(needy):
             order = lowest(scores, arrivals, most)
-            return waiting[order], starving[order]
+            if scores[order[-1]] < np.inf:  # the common case: none of them is kept out
+                return waiting[order], starving[order]
         tenants = None
         if len(needy):
             self._tell_starving(waiting.take(needy), plan)
@@ -203,7 +206,7 @@ class Admission:
             when = plan.step_id, plan.now_s, choice
             stores.log.append(
                 Resumed(*when, rank, wait_s, entry.computed, entry.from_host)
-                if candidate.preemptions
+                if candidate.admission >= 0
                 else Admitted(*when, rank, wait_s, entry.computed, starving)
             )
 
@@ -237,6 +240,8 @@ class Admission:
             waits = table.waits.take(behind)
             if not waits.all():  # but some entered, too
                 behind = behind[waits]
+            if not len(behind):
+                continue
             alone = len(admitted) == 1  # as mostly, and then it is one for each of them
             table.overtakes[behind] += (
                 1 if alone else later_admissions(table.arrival[behind], admitted)

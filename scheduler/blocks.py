@@ -53,11 +53,11 @@ class BlockPool:
     @property
     def num_available(self) -> int:
         """Blocks that `allocate` can hand out: free ones, and cached ones after eviction."""
-        return self._num_free + len(self._cached) - self._num_reserved
+        return self._num_free + self._cached.num - self._num_reserved
 
     @property
     def counts(self) -> BlockCounts:
-        return BlockCounts(self._num_free, len(self._cached), self._num_held)
+        return BlockCounts(self._num_free, self._cached.num, self._num_held)
 
     @property
     def references(self) -> Blocks:
@@ -80,7 +80,7 @@ class BlockPool:
         """
         assert num <= self.num_available, f"{num} blocks wanted, {self.num_available} available"
         if num > self._num_free:
-            ahead = min(EVICTED_AHEAD, len(self._cached) // SHARE_AHEAD)
+            ahead = min(EVICTED_AHEAD, self._cached.num // SHARE_AHEAD)
             self._evict(max(num - self._num_free, ahead))
         self._num_free -= num
         taken = self._free[self._num_free : self._num_free + num][::-1].copy()
@@ -165,11 +165,11 @@ class BlockPool:
 
     def reset_cache(self) -> None:
         """Make every block unfindable; unheld ones are free then. Held ones stay held."""
-        self._evict(len(self._cached))
+        self._evict(self._cached.num)
         self.distrust(np.flatnonzero(self._references).astype(np.int32))
 
     def _evict(self, num: int) -> None:
-        if self._rank is None or num == len(self._cached):
+        if self._rank is None or num == self._cached.num:
             first = self._cached.pop(num)
         else:
             first = self._pop_lowest(num, self._rank)

@@ -26,11 +26,9 @@ class EvictionQueue:
     def __init__(self, num_blocks: int) -> None:
         self._stamps: Stamps = np.zeros(num_blocks, dtype=np.int64)  # 0: not in the queue
         self._runs: deque[tuple[Blocks, Stamps]] = deque()
-        self._num = self._num_queued = 0
+        self.num = 0  # blocks in the queue
+        self._num_queued = 0  # and those that left it out of turn
         self._last_stamp = 0
-
-    def __len__(self) -> int:
-        return self._num
 
     def has(self, blocks: Blocks) -> npt.NDArray[np.bool_]:
         """Which of the blocks are in the queue."""
@@ -46,7 +44,7 @@ class EvictionQueue:
         self._stamps[blocks] = stamps
         self._runs.append((blocks, stamps))
         self._last_stamp += num
-        self._num += num
+        self.num += num
         self._num_queued += num
         if self._num_queued > 2 * len(self._stamps):
             self._compact()
@@ -54,11 +52,11 @@ class EvictionQueue:
     def discard(self, blocks: Blocks) -> None:
         """Take these blocks, all in the queue, out of it."""
         self._stamps[blocks] = _ABSENT
-        self._num -= len(blocks)
+        self.num -= len(blocks)
 
     def pop(self, num: int) -> Blocks:
         """The `num` oldest blocks, which leave the queue; it must have as many."""
-        assert num <= self._num
+        assert num <= self.num
         if not num:
             return np.empty(0, dtype=np.int32)
         popped: list[Blocks] = []

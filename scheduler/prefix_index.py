@@ -31,6 +31,19 @@ _MOST_ROOTS = 1 << 16  # salts that are remembered, the last used; under others 
 _UNPUBLISHED = 0
 _NO_BLOCK = -1
 
+# Of each block side by side, in half a cache line, since they are read and written together
+_LINKS = np.dtype(
+    [
+        ("name", np.int64),
+        ("after", np.int64),  # the name of what it continues
+        ("heir", np.int32),
+        ("awaited", np.int32),  # how many wait for what continues it; the watcher counts
+        ("is_branch", np.bool_),
+        ("has_branches", np.bool_),
+        ("padding", "V6"),
+    ]
+)
+
 
 class Prefix(NamedTuple):
     """A published prefix, by the block that ends it; it lives as long as that publication."""
@@ -63,14 +76,14 @@ class PrefixIndex:
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.watcher: Watcher | None = None
-        # Of each block side by side, since they are read and written together, block by block
-        links: Names = np.zeros((num_blocks, 4), dtype=np.int64)
-        self.names, self._after, self._heir = links[:, 0], links[:, 1], links[:, 2]
-        # By block, how many wait for something that continues it; the watcher counts
-        self.awaited = np.zeros(num_blocks, dtype=np.int64)
+        links = np.zeros(num_blocks, dtype=_LINKS)
+        self.names: Names = links["name"]
+        self.awaited: Blocks = links["awaited"]
+        self._after: Names = links["after"]
+        self._heir: Blocks = links["heir"]
         self._heir[:] = _NO_BLOCK
-        self._is_branch = np.zeros(num_blocks, dtype=bool)
-        self._has_branches = np.zeros(num_blocks, dtype=bool)
+        self._is_branch: BoolColumn = links["is_branch"]
+        self._has_branches: BoolColumn = links["has_branches"]
         self._branches_of: dict[int, set[int]] = {}  # by name; not of roots, which nobody removes
         self._tokens: Tokens = np.zeros((num_blocks, block_size), dtype=np.int32)
         self._branches: dict[tuple[int, BlockKey], int] = {}  # by (name of what it continues, key)
@@ -165,7 +178,7 @@ class PrefixIndex:
         if other is not None and other not in displaced:
             displaced.append(other)
         displaced += self.remove(np.array(displaced, dtype=np.int32)).tolist()
-        self._link(prefix, key, blocks[0])
+        self._link(prefix.block, (prefix.name, key), blocks[0])
         names, heads = np.array([prefix.name]), np.array([0])
         held = np.array(blocks, dtype=np.int32)
         self._add(names, heads, tokens, held)
@@ -190,25 +203,26 @@ class PrefixIndex:
 
         Returns which of the runs were published: not those with anything in their way.
         """
-        heads = blocks[starts]
-        alive = (parents < 0) | (self.names[parents] == names)
-        plain = alive & (parents >= 0) & (self._heir[parents] == _NO_BLOCK)
-        plain &= self.awaited[parents] == 0
-        self._heir[parents[plain][::-1]] = heads[plain][::-1]  # of several the first
+        heads, begins = blocks[starts], parents < 0
+        lives = self.names[parents] == names  # never of what begins: no block has a root's name
+        plain = lives & (self._heir[parents] == _NO_BLOCK) & (self.awaited[parents] == 0)
+        ends, heirs = parents[plain], heads[plain]
+        self._heir[ends[::-1]] = heirs[::-1]  # of several the first
         done: BoolColumn = plain.copy()
-        done[plain] = self._heir[parents[plain]] == heads[plain]
+        done[plain] = self._heir[ends] == heirs
         keys: list[BlockKey] = []
         continued: set[int] = set()
-        for run in where(alive & ~plain).tolist():
+        for run in where((begins | lives) & ~plain).tolist():
             parent, name, key = parents.item(run), names.item(run), key_of(run)
-            if (name, key) in self._branches:
+            place = name, key
+            if place in self._branches:
                 continue
             if parent >= 0:
                 known = self.match(Prefix(parent, name), (key,), tokens[starts[run]][None])
                 if len(known) or name in continued:
                     continue
                 continued.add(name)
-            self._link(Prefix(parent, name), key, heads.item(run))
+            self._link(parent, place, heads.item(run))
             keys.append(key)
             done[run] = True
         if not done.all():
@@ -251,7 +265,7 @@ class PrefixIndex:
         names, heirs = self.names[blocks], self._heir[blocks]
         self.names[blocks] = _UNPUBLISHED
         still = where((self.names[heirs] != _UNPUBLISHED) & (heirs >= 0))  # mostly few
-        behind: Blocks = heirs[still].astype(np.int32)
+        behind: Blocks = heirs[still]
         behind = behind[self._after[behind] == names[still]]
         parting = names[self._has_branches[blocks]].tolist()
         branches = [branch for name in parting for branch in self._branches_of.get(name, ())]
@@ -269,17 +283,16 @@ class PrefixIndex:
             behind = behind[self.names[behind] != _UNPUBLISHED]
         return behind
 
-    def _link(self, prefix: Prefix, key: BlockKey, block: int) -> None:
-        """Let a block be found after `prefix`: as the heir if there is none, or else by key."""
-        if prefix.block >= 0 and self._heir[prefix.block] == _NO_BLOCK:
-            self._heir[prefix.block] = block
-        else:
-            place = prefix.name, key
-            self._branches[place], self._places[block] = block, place
-            self._is_branch[block] = True
-            if prefix.block >= 0:
-                self._branches_of.setdefault(prefix.name, set()).add(block)
-                self._has_branches[prefix.block] = True
+    def _link(self, parent: int, place: tuple[int, BlockKey], block: int) -> None:
+        """Let a block be found after `parent`: as the heir if there is none, or else by place."""
+        if parent >= 0 and self._heir[parent] == _NO_BLOCK:
+            self._heir[parent] = block
+            return
+        self._branches[place], self._places[block] = block, place
+        self._is_branch[block] = True
+        if parent >= 0:
+            self._branches_of.setdefault(place[0], set()).add(block)
+            self._has_branches[parent] = True
 
     def _add(self, names: Names, starts: Runs, tokens: Tokens, blocks: Blocks) -> None:
         """Enter runs of blocks whose heads are linked; arguments as for `publish_runs`."""

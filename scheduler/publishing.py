@@ -28,8 +28,9 @@ class Publisher:
             return
         rows, full = rows[more], full[more]
         done = self._publish_runs(rows, full)
-        for row, upto in zip(rows[~done].tolist(), full[~done].tolist(), strict=True):
-            self._publish_row(row, upto)
+        if not done.all():
+            for row, upto in zip(rows[~done].tolist(), full[~done].tolist(), strict=True):
+                self._publish_row(row, upto)
 
     def _publish_runs(self, rows: Rows, upto: Rows) -> BoolColumn:
         """Publish the rows' blocks up to `upto` at once.
@@ -52,10 +53,11 @@ class Publisher:
             return self._key(rows.item(run), first.item(run))
 
         done = pool.index.publish_runs(parents, names, starts, tokens, blocks, key_of)
-        tails = blocks[ends - 1][done]
-        rows = rows[done]
+        if not done.all():
+            rows, upto, ends = rows[done], upto[done], ends[done]
+        tails = blocks[ends - 1]
         table.prefix_block[rows], table.prefix_name[rows] = tails, pool.index.names[tails]
-        table.published_blocks[rows] = upto[done]
+        table.published_blocks[rows] = upto
         return done
 
     def _key(self, row: int, depth: int) -> BlockKey:

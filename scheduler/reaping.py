@@ -184,7 +184,8 @@ class Reaper:
             codes[picky[stopped]] = FinishReason.STOP_TOKEN
         for eos in self._eos:
             at_end = where(tokens == eos)
-            codes[at_end[~table.ignore_eos[rows[at_end]]]] = FinishReason.EOS
+            if len(at_end):
+                codes[at_end[~table.ignore_eos[rows[at_end]]]] = FinishReason.EOS
         return codes
 
     def _remove(self, sampled: Rows, codes: Codes, now_s: float) -> None:

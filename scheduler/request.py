@@ -15,6 +15,7 @@ from cadenza.scheduler.prefix import NO_KEYS, BlockKeys
 Tokens = npt.NDArray[np.int32]
 
 MAX_STOP_TOKEN_IDS = 16
+NO_TOKENS: Tokens = np.empty(0, dtype=np.int32)
 
 
 class Refused(ValueError):
@@ -116,7 +117,7 @@ class Request(msgspec.Struct, eq=False, gc=False):
     Thousands may wait, so there is little in it that the garbage collector has to walk over.
     """
 
-    tokens: Tokens  # all that are known while the row has no seat; otherwise see `RequestTable.ids`
+    tokens: Tokens  # all that are known, but none while the row has a seat: `RequestTable.ids`
     salt: str
     choices: tuple[int, ...]  # request numbers; one, except until a prompt with several is complete
     seats: tuple[int, ...] = ()  # one a choice while the row is seated

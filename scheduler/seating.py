@@ -22,8 +22,6 @@ class Candidate(NamedTuple):
     arrival: int
     admission: int  # -1: never yet
     choices: int
-    credit: int  # slot
-    preemptions: int
     waits_since_s: float
     num_tokens: int
     blocks: int  # that these tokens take
@@ -42,19 +40,23 @@ class Entry(NamedTuple):
 COLD = Entry(np.empty(0, dtype=np.int32), (), 0)  # it computes all of them
 
 
-def candidates_of(table: RequestTable, rows: Rows) -> Iterator[Candidate]:
-    """The rows, in their order."""
+def candidates_of(table: RequestTable, rows: Rows, num_likely: int) -> Iterator[Candidate]:
+    """The rows, in their order. Those behind `num_likely` are looked at only if they are needed."""
+    yield from _plain(table, rows[:num_likely])
+    if num_likely < len(rows):
+        yield from _plain(table, rows[num_likely:])
+
+
+def _plain(table: RequestTable, rows: Rows) -> Iterator[Candidate]:
     size, choices, num_tokens = table.block_size, table.choices[rows], table.num_tokens[rows]
     blocks = -(-num_tokens // size)
-    tails = np.zeros_like(blocks)
+    tails = np.zeros(len(rows), dtype=np.int64)
     if table.num_several:
         tails = np.where(choices > 1, table.prompt_tokens[rows] // size + choices - blocks, 0)
     columns = (
         table.arrival[rows],
         table.admission[rows],
         choices,
-        table.credit[rows],
-        table.preemptions[rows],
         table.waits_since_s[rows],
         num_tokens,
         blocks,
@@ -86,7 +88,7 @@ class Seating:
             stores.host.release(block for _, block in cold.host.copied)
             cold.host = None
         if stores.credits.num_limited:
-            stores.credits.set_aside(candidate.credit, candidate.choices)
+            stores.credits.set_aside(int(stores.table.credit[candidate.row]), candidate.choices)
         self._count(candidate, entry)
         promise = candidate.tails
         if promise:
@@ -108,7 +110,8 @@ class Seating:
             blocks = fresh[start:end]
             if len(entry.found):
                 blocks = np.concatenate((entry.found, blocks))
-            plan.copies.swap_in += [(host, int(blocks[index])) for index, host in entry.copied]
+            if entry.from_host:
+                plan.copies.swap_in += [(host, int(blocks[index])) for index, host in entry.copied]
             tables.append(blocks)
             start = end
         rows = np.array([candidate.row for candidate, _, _ in self._entered])
@@ -121,9 +124,9 @@ class Seating:
     def _set_prefixes(self, rows: Rows) -> None:
         """What they found are the publications that their blocks continue."""
         table, index = self._stores.table, self._stores.pool.index
+        self._stores.prefixes.remove(rows)
         ends = []
         for candidate, entry, _ in self._entered:
-            self._stores.prefixes.remove(candidate.row)
             ends.append(index.end(index.root(candidate.cold.salt), entry.found))
         table.prefix_block[rows], table.prefix_name[rows] = zip(*ends, strict=True)
         table.published_blocks[rows] = [len(entry.found) for _, entry, _ in self._entered]

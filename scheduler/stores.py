@@ -126,18 +126,19 @@ class Stores:
 
     def remove(self, rows: Rows, reasons: Sequence[FinishReason], now_s: float) -> None:
         """Let rows go in whatever state they are, with all that they hold."""
-        table = self.table
-        self.pool.release(*(table.blocks(row) for row in rows.tolist()))
-        columns = rows, table.generated_tokens[rows], table.credit[rows]
-        plain = zip(*(column.tolist() for column in columns), reasons, strict=True)
-        for row, generated, slot, reason in plain:
+        table, step_id = self.table, self.totals.steps
+        self.pool.release(*table.block_lists(rows))
+        generated = table.generated_tokens[rows].tolist()
+        for row, num, reason in zip(rows.tolist(), generated, reasons, strict=True):
             cold = table.cold(row)
             for choice in cold.choices:
-                self.log.append(Finished(self.totals.steps, now_s, choice, reason, generated))
+                self.log.append(Finished(step_id, now_s, choice, reason, num))
             if cold.host is not None:
                 self.host.release(block for _, block in cold.host.copied)
-            self.prefixes.remove(row)
-            self.credits.release(slot)
+        if self.credits.num_limited:
+            for slot in table.credit[rows].tolist():
+                self.credits.release(slot)
+        self.prefixes.remove(rows)
         table.remove(rows)
 
     def drop_choice(self, row: int, request: int, reason: FinishReason, now_s: float) -> None:

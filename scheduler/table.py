@@ -15,7 +15,7 @@ import numpy.typing as npt
 from cadenza.policies.tenants import Tenants
 from cadenza.policies.views import Column, RequestColumns
 from cadenza.scheduler.columns import Columns, IntColumn, where
-from cadenza.scheduler.request import MAX_STOP_TOKEN_IDS, Arrival, Request
+from cadenza.scheduler.request import MAX_STOP_TOKEN_IDS, NO_TOKENS, Arrival, Request
 from cadenza.scheduler.states import TRANSITIONS, State
 
 Rows = npt.NDArray[np.intp]
@@ -113,6 +113,11 @@ class RequestTable(Columns):
             return self.block_table[0, :0]
         return self.block_table[seat, : self.blocks_held[row]]
 
+    def block_lists(self, rows: Rows) -> list[npt.NDArray[np.int32]]:
+        """`blocks` of each of the rows."""
+        held = zip(self.seat[rows].tolist(), self.blocks_held[rows].tolist(), strict=True)
+        return [self.block_table[seat, :num] for seat, num in held]  # none without a seat
+
     def add(self, arrival: Arrival, now_s: float) -> int:
         """A new WAITING row for all choices of the arrival."""
         row = self._take_row()
@@ -149,9 +154,7 @@ class RequestTable(Columns):
 
     def take_seats(self, cold: Request) -> None:
         """Set seats aside for all choices of a waiting row; `seat_rows` follows in this step."""
-        num = len(cold.choices)
-        cold.seats = tuple(self._free_seats[: -num - 1 : -1])
-        del self._free_seats[-num:]
+        cold.seats = tuple([self._free_seats.pop() for _ in cold.choices])
 
     def seat_rows(
         self, rows: Rows, tables: Sequence[npt.NDArray[np.int32]], computed: IntColumn
@@ -167,6 +170,7 @@ class RequestTable(Columns):
         for seat, each, blocks in zip(seats, cold, tables, strict=True):
             self.block_table[seat, : len(blocks)] = blocks
             self.history[seat, : len(each.tokens)] = each.tokens
+            each.tokens = NO_TOKENS
         self.blocks_held[rows] = [len(blocks) for blocks in tables]
         self.computed_tokens[rows] = computed
         self.shares_tail[rows] = False
@@ -308,7 +312,7 @@ class RequestTable(Columns):
     def _move_all(self, rows: Rows, to: State) -> None:
         states = self.state[rows]
         legal = _LEGAL[to][states]
-        if not legal.all():
+        if np.count_nonzero(legal) < len(rows):
             row, state = rows[legal.argmin()], State(states[legal.argmin()])
             raise AssertionError(f"row {row} cannot go from {state.name} to {to.name}")
         if self.num_parked:
@@ -317,8 +321,7 @@ class RequestTable(Columns):
             self.num_swapped -= int(np.count_nonzero(states == _SWAPPED))
         self.num_parked += len(rows) * (to == _PARKED)
         self.num_swapped += len(rows) * (to == _SWAPPED)
-        self.state[rows] = to
-        self.waits[rows] = to in _WAITS
+        self.state[rows], self.waits[rows] = to, to in _WAITS
         self.parked[rows] = to == _PARKED
 
     def _take_row(self) -> int:

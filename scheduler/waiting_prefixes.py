@@ -13,11 +13,11 @@ import numpy as np
 
 from cadenza.scheduler.prefix import BlockKey, extend_keys
 from cadenza.scheduler.prefix_index import Blocks, PrefixIndex
-from cadenza.scheduler.table import RequestTable
+from cadenza.scheduler.table import RequestTable, Rows
 
 Key = TypeVar("Key", int, BlockKey)
 
-_NO_KEY = 0
+_NONE = 0  # no cached token, and no key
 _NOTHING: Blocks = np.empty(0, dtype=np.int32)
 
 
@@ -48,15 +48,15 @@ class WaitingPrefixes:
         self._set_end(row, found)
         self._passing[found] += 1
 
-    def remove(self, row: int) -> None:
-        """Follow the row no longer, if it was followed."""
-        if row in self._found:
-            self._forget_end(row)
-            found = self._found.pop(row)
-            if len(found):
-                self._passing[found] -= 1
-                self._table.cached_tokens[row] = 0
-            self._table.next_block_key[row] = _NO_KEY
+    def remove(self, rows: Rows) -> None:
+        """Follow these rows no longer, as far as they were followed."""
+        for row in rows.tolist():
+            found = self._found.pop(row, None)
+            if found is not None:
+                self._forget_end(row, found)
+                if len(found):
+                    self._passing[found] -= 1
+        self._table.cached_tokens[rows] = self._table.next_block_key[rows] = _NONE
 
     def found(self, row: int) -> Blocks:
         """The blocks of the row's cached prefix, not pinned; none if it is not followed."""
@@ -111,7 +111,7 @@ class WaitingPrefixes:
 
     def _move_end(self, row: int, found: Blocks) -> None:
         """Let the prefix of a followed row be `found`; the caller counts who passes a block."""
-        self._forget_end(row)
+        self._forget_end(row, self._found[row])
         self._set_end(row, found)
 
     def _set_end(self, row: int, found: Blocks) -> None:
@@ -126,16 +126,16 @@ class WaitingPrefixes:
                 self._index.awaited[found[-1]] += 1
             self._table.next_block_key[row] = int.from_bytes(key[:8], "little", signed=True)
         else:
-            self._table.next_block_key[row] = _NO_KEY
+            self._table.next_block_key[row] = _NONE
 
-    def _forget_end(self, row: int) -> None:
-        found, key = self._found[row], self._lacks.pop(row, None)
-        if len(found):
-            _discard(self._ending, int(found[-1]), row)
+    def _forget_end(self, row: int, found: Blocks) -> None:
+        key = self._lacks.pop(row, None)
         if key is not None:
             _discard(self._wanted, key, row)
-            if len(found):
-                self._index.awaited[found[-1]] -= 1
+        if len(found):
+            end = int(found[-1])
+            _discard(self._ending, end, row)
+            self._index.awaited[end] -= key is not None
 
     def check(self) -> None:
         """Match every followed row anew; raises AssertionError where anything is stale."""

@@ -37,9 +37,10 @@ class NewTokenRatio:
         self, running: RequestColumns, candidates: RequestColumns, step: StepView
     ) -> IntArray:
         self._learn(running, step)
-        tokens = np.full(len(candidates) + 1, _most(running).sum())
-        tokens[1:] += _most(candidates).cumsum()
-        kept: IntArray = np.ceil(tokens * (self.ratio / step.block_size)).astype(np.int64)
+        tokens = np.empty(len(candidates) + 1, dtype=np.int64)
+        tokens[0], tokens[1:] = _most(running).sum(), _most(candidates)
+        share = self.ratio / step.block_size
+        kept: IntArray = np.ceil(tokens.cumsum() * share).astype(np.int64)
         return kept
 
     def _learn(self, running: RequestColumns, step: StepView) -> None:

@@ -76,14 +76,14 @@ MUTANTS = (
     Mutant(
         "the pool promises one block more than it has",
         "scheduler/blocks.py",
-        "return self._num_free + len(self._cached) - self._num_reserved",
-        "return self._num_free + len(self._cached) - self._num_reserved + 1",
+        "return self._num_free + self._cached.num - self._num_reserved",
+        "return self._num_free + self._cached.num - self._num_reserved + 1",
     ),
     Mutant(
         "the last free block is never handed out",
         "scheduler/blocks.py",
-        "return self._num_free + len(self._cached) - self._num_reserved",
-        "return max(0, self._num_free + len(self._cached) - self._num_reserved - 1)",
+        "return self._num_free + self._cached.num - self._num_reserved",
+        "return max(0, self._num_free + self._cached.num - self._num_reserved - 1)",
     ),
     Mutant(
         "allocation evicts one block too few",
@@ -94,8 +94,8 @@ MUTANTS = (
     Mutant(
         "reserved blocks still count as available",
         "scheduler/blocks.py",
-        "return self._num_free + len(self._cached) - self._num_reserved",
-        "return self._num_free + len(self._cached)",
+        "return self._num_free + self._cached.num - self._num_reserved",
+        "return self._num_free + self._cached.num",
     ),
     Mutant(
         "a pinned block may still be evicted",
@@ -155,8 +155,8 @@ MUTANTS = (
     Mutant(
         "a block is believed to continue any prefix",
         "scheduler/prefix_index.py",
-        "alive = (parents < 0) | (self.names[parents] == names)",
-        "alive = (parents < 0) | (self.names[parents] != _UNPUBLISHED)",
+        "lives = self.names[parents] == names ",
+        "lives = self.names[parents] > _UNPUBLISHED ",
     ),
     Mutant(
         "the tokens behind a key are not compared",
@@ -191,19 +191,19 @@ MUTANTS = (
     Mutant(
         "of runs that begin alike all are published",
         "scheduler/prefix_index.py",
-        "        done[plain] = self._heir[parents[plain]] == heads[plain]\n",
+        "        done[plain] = self._heir[ends] == heirs\n",
         "",
     ),
     Mutant(
         "of runs that begin alike the last one is found",
         "scheduler/prefix_index.py",
-        "self._heir[parents[plain][::-1]] = heads[plain][::-1]",
-        "self._heir[parents[plain]] = heads[plain]",
+        "self._heir[ends[::-1]] = heirs[::-1]",
+        "self._heir[ends] = heirs",
     ),
     Mutant(
         "rows that wait behind a block are not told what continues it",
         "scheduler/prefix_index.py",
-        "        plain &= self.awaited[parents] == 0\n",
+        " & (self.awaited[parents] == 0)",
         "",
     ),
     Mutant(
@@ -312,8 +312,8 @@ MUTANTS = (
     Mutant(
         "the choices of a prompt get seats that are still free",
         "scheduler/table.py",
-        "        del self._free_seats[-num:]\n",
-        "",
+        "tuple([self._free_seats.pop() for _ in cold.choices])",
+        "tuple(self._free_seats[: -len(cold.choices) - 1 : -1])",
     ),
     Mutant(
         "found blocks are not pinned",

@@ -22,10 +22,10 @@ def test_the_oldest_leave_first_within_runs_and_across_them():
     assert queue.blocks().tolist() == [5, 2, 7, 0, 1]
     assert queue.pop(1).tolist() == [5]
     assert queue.pop(3).tolist() == [2, 7, 0]
-    assert len(queue) == 1
+    assert queue.num == 1
     assert queue.pop(0).tolist() == []
     assert queue.pop(1).tolist() == [1]
-    assert len(queue) == 0
+    assert queue.num == 0
 
 
 def test_what_left_out_of_turn_is_passed_over():
@@ -75,7 +75,7 @@ def test_it_is_a_queue_whatever_happens(seed: int):
                 num = chance.randint(0, len(plain))
                 assert queue.pop(num).tolist() == plain[:num]
                 del plain[:num]
-        assert len(queue) == len(plain)
+        assert queue.num == len(plain)
         assert queue.blocks().tolist() == plain
         queued = sum(len(blocks) for blocks, _ in queue._runs)
         assert queued <= 2 * 12, "what left long ago is still queued"
@@ -97,4 +97,4 @@ def test_a_run_that_was_mostly_left_out_of_turn_is_looked_through_in_few_rounds(
 
     assert queue.pop(1).tolist() == [4999]
     assert rounds <= 5
-    assert len(queue) == 0
+    assert queue.num == 0

@@ -51,7 +51,7 @@ class Stage:
         return blocks.tolist()
 
     def candidate(self, row: int) -> Candidate:
-        return next(iter(candidates_of(self.stores.table, np.array([row]))))
+        return next(iter(candidates_of(self.stores.table, np.array([row]), 1)))
 
     def enter(self, row: int, promised: int = 0) -> None:
         """With what of its prefix is cached, as an admission would let it."""
@@ -77,22 +77,23 @@ def ids(*tokens: int) -> np.ndarray:
     return np.array(tokens, dtype=np.int32)
 
 
-def test_candidates_are_the_rows_in_their_order_in_plain_numbers():
+@pytest.mark.parametrize("num_likely", range(4))
+def test_candidates_are_the_rows_in_their_order_in_plain_numbers(num_likely: int):
     stage = Stage()
     first = stage.wait(1, 1, 2, 3, 4, 5)
     second = stage.wait(2, 6, credit=7)
     table = stage.stores.table
-    table.admission[first], table.preemptions[first] = 3, 2
+    table.admission[first] = 3
 
-    candidates = list(candidates_of(table, np.array([second, first])))
+    candidates = list(candidates_of(table, np.array([second, first]), num_likely))
 
     assert candidates == [
-        Candidate(second, table.cold(second), 1, -1, 1, int(table.credit[second]), 0, 0.0, 1, 1, 0),
-        Candidate(first, table.cold(first), 0, 3, 1, 0, 2, 0.0, 5, 2, 0),
+        Candidate(second, table.cold(second), 1, -1, 1, 0.0, 1, 1, 0),
+        Candidate(first, table.cold(first), 0, 3, 1, 0.0, 5, 2, 0),
     ]
     plain = [number for each in candidates for number in (each[0], *each[2:])]
     assert {type(number) for number in plain} == {int, float}
-    assert not list(candidates_of(table, np.empty(0, dtype=np.intp)))
+    assert not list(candidates_of(table, np.empty(0, dtype=np.intp), num_likely))
 
 
 @pytest.mark.parametrize(("length", "tails"), [(1, 2), (3, 2), (4, 3), (5, 2), (8, 3)])

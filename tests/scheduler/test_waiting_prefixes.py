@@ -148,8 +148,8 @@ def test_a_row_is_followed_until_it_is_removed():
     blocks = stage.compute(1, 2)
     assert row in stage.prefixes
 
-    stage.prefixes.remove(row)
-    stage.prefixes.remove(row)
+    stage.prefixes.remove(np.array([row]))
+    stage.prefixes.remove(np.array([row]))
 
     assert row not in stage.prefixes
     assert stage.cached(row, other) == [0, 2]
@@ -171,8 +171,7 @@ def test_nothing_is_kept_of_rows_that_left():
     stage = Stage()
     rows = [stage.wait(1, 2, 3, 4, 5) for _ in range(3)]
     stage.compute(1, 2)
-    for row in rows:
-        stage.prefixes.remove(row)
+    stage.prefixes.remove(np.array(rows))
 
     prefixes = stage.prefixes
     assert prefixes._found == prefixes._ending == prefixes._wanted == {}
@@ -195,7 +194,7 @@ def test_random_publishing_and_eviction_never_leaves_a_stale_column(seed: int):
             case 0:
                 rows.append(stage.wait(*ids(), salt=chance.choice(["", "a"])))
             case 1 if rows:
-                stage.prefixes.remove(rows.pop(chance.randrange(len(rows))))
+                stage.prefixes.remove(np.array([rows.pop(chance.randrange(len(rows)))]))
             case 2:
                 stage.pool.release(stage.compute(*ids(), 1, salt=chance.choice(["", "a"])))
             case 3:
