@@ -236,12 +236,12 @@ class Admission:
             earlier = columns.arrival < max(admitted)
             if turn != WHOLE:
                 earlier &= columns.tenant == turn
+            if np.count_nonzero(earlier) < len(admitted):  # they alone: those who enter
+                continue
             behind = rows.take(where(earlier))
             waits = table.waits.take(behind)
             if not waits.all():  # but some entered, too
                 behind = behind[waits]
-            if not len(behind):
-                continue
             alone = len(admitted) == 1  # as mostly, and then it is one for each of them
             table.overtakes[behind] += (
                 1 if alone else later_admissions(table.arrival[behind], admitted)
