@@ -81,7 +81,7 @@ def _clashes(new: Mapping[str, Found]) -> list[str]:
 
 
 def _file_of(found: Found) -> Path:
-    module = sys.modules[found.cls.__module__]
+    module = sys.modules.get(found.cls.__module__)
     return Path(getattr(module, "__file__", None) or found.source).resolve()
 
 
