@@ -236,7 +236,7 @@ class ServeOptions(PolicyOptions):
     """Seconds that a resumable stream is kept while nobody reads it; 0: it ends with its reader."""
 
     resume_max_streams: Annotated[int, Service, Streams] = 512
-    """Resumable streams that run or are kept at once; further ones are refused."""
+    """Resumable streams that run or are kept at once; further ones are refused. 0: none."""
 
     resume_buffer_kib: Annotated[int, Service, Kibibytes] = 512
     """KiB of events that are kept of each of them; what nobody reads stops at half of it."""

@@ -75,8 +75,10 @@ class ResumableStream:
         self.flow.let(num_tokens, self.log.num_unread_tokens)
 
     def end(self, failure: RequestError | None = None) -> None:
-        """Nothing more comes."""
+        """Nothing more comes. Nobody asks for the memo of what failed."""
         self.log.end(failure)
+        if self.log.failure is not None:
+            self.memo = None
         self._wake()
 
     def took(self, number: int) -> None:

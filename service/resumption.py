@@ -57,7 +57,10 @@ def stream_id(value: Any) -> str:
 class Resumption:
     """All streams that can be resumed, running or ended a while ago. Belongs to one event loop.
 
-    Memory is bounded: by `limits.max_bytes` for each stream, and by their number.
+    Memory is bounded: by `limits.max_bytes` of events for each stream, and by their number. Beside
+    its events a stream keeps what its protocol puts into `memo`: over gRPC the ids of the prompt and
+    of all outputs, four bytes each, at most a context for each choice. A stream that fails lets go
+    of it.
     """
 
     def __init__(
@@ -99,6 +102,7 @@ class Resumption:
         Raises:
             StreamConflict: the id is that of another request.
             OffsetGone: the stream has gone on for too long to be read from its beginning.
+            InvalidRequest: this server keeps no streams.
             Overloaded: there are too many streams.
         """
         if key in self._streams:
@@ -195,6 +199,10 @@ class Resumption:
 
     def _make_room(self) -> None:
         """Forget the oldest stream that was delivered, where there are too many."""
+        if not self._limits.max_streams:
+            raise InvalidRequest(
+                "Resumption is switched off here: send the request without stream_id.", "stream_id"
+            )
         if len(self._streams) < self._limits.max_streams:
             return
         streams = self._streams.values()

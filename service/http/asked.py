@@ -142,7 +142,8 @@ def _common(limits: Limits) -> dict[str, Schema]:
         "skip_special_tokens": {**FLAG, "default": True},
         "echo": explained(
             {**FLAG, "default": False},
-            "The text begins with the prompt; a chat's, with the assistant's last message.",
+            "The text begins with the prompt; a chat's, with the assistant's last message. Not "
+            "beside `stream_id`.",
         ),
         "prompt_logprobs": explained(
             integer(0, limits.max_logprobs),
@@ -164,7 +165,8 @@ def _common(limits: Limits) -> dict[str, Schema]:
             text(limits.max_salt_chars, empty=False), "Prefixes are shared only within one salt."
         ),
         "return_token_ids": explained(
-            {**FLAG, "default": False}, "Tell the ids of prompts and of what is said as well."
+            {**FLAG, "default": False},
+            "Tell the ids of prompts and of what is said as well; not beside `stream_id`.",
         ),
         "stream": {**FLAG, "default": False},
         "stream_options": explained(

@@ -108,6 +108,13 @@ def _stream_id(body: Mapping[str, Any], stream: bool, num_prompts: int) -> str |
         raise InvalidRequest("stream_id needs a single prompt.", "stream_id")
     if body.get("echo"):
         raise InvalidRequest("A stream that can be resumed does not echo its prompt.", "echo")
+    if body.get("return_token_ids"):
+        # Every choice of a completion would begin with the prompt, and what is kept is bounded
+        raise InvalidRequest(
+            "A stream that can be resumed tells no ids of tokens: leave return_token_ids out, or "
+            "ask over gRPC.",
+            "return_token_ids",
+        )
     return checked
 
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import pytest
 
 from cadenza.service.limits import Limits, ResumptionLimits
+from cadenza.service.tokenizer import Tokenizer
 from cadenza.wire.arrays import view_ids
 from cadenza.wire.messages import Submit
 
@@ -23,22 +24,24 @@ SHARES = [
     range(100),
     *(pytest.param(range(i, i + 300), marks=pytest.mark.extra) for i in (100, 400, 700)),
 ]
+_CHARACTERS = "abc é漢\u0301😀"  # one to four bytes long
 _EVENT = re.compile(rb"id: (\d+):([\d.]+)\ndata: (.*)\n\n")
 
 
 class Replies:
-    """What the engine says to each choice, which no other one is told: bytes of any text."""
+    """What the engine says to each choice, which no other one is told: one token for each byte."""
 
-    def __init__(self) -> None:
-        self.said: dict[tuple[int, ...], dict[int, list[int]]] = defaultdict(dict)  # by prompt
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.said: dict[tuple[int, ...], dict[int, str]] = defaultdict(dict)  # by prompt
+        self._tokenizer = tokenizer
 
     def __call__(self, submit: Submit) -> Sequence[int]:
         prompt = tuple(view_ids(submit.prompt).tolist())
         assert submit.choice not in self.said[prompt], "it is generated once"
         dice = random.Random(f"{prompt} {submit.choice}")
-        said = [dice.randrange(256) for _ in range(dice.randint(1, 40))]
+        said = "".join(dice.choice(_CHARACTERS) for _ in range(dice.randint(1, 20)))
         self.said[prompt][submit.choice] = said
-        return said
+        return self._tokenizer.encode_text(said)
 
 
 class CutStream:
@@ -54,8 +57,7 @@ class CutStream:
             "prompt": [index % 200, index // 200, 7],
             "stream": True,
             "stream_id": self._id,
-            "return_token_ids": True,
-            "max_tokens": 60,
+            "max_tokens": 100,
             "n": self._n,
         }
         self._received: list[tuple[int, str, bytes]] = []
@@ -102,18 +104,22 @@ class CutStream:
     def _check(self) -> None:
         numbers = [number for number, _, _ in self._received]
         assert numbers == [*range(1, len(numbers) + 1)], self._id
-        tokens: dict[int, list[int]] = defaultdict(list)
+        said = self._replies.said[tuple(self._body["prompt"])]
+        texts = dict.fromkeys(range(self._n), "")
         ends: Counter[int] = Counter()
         for _, offsets, told in self._received:
             if told != b"[DONE]":
                 for choice in json.loads(told)["choices"]:
-                    tokens[choice["index"]] += choice.get("token_ids", [])
+                    texts[choice["index"]] += choice["text"]
                     ends[choice["index"]] += choice["finish_reason"] is not None
-            counts = [len(tokens[choice]) for choice in range(self._n)]
-            assert [int(each) for each in offsets.split(".")] == counts, self._id
-        said = self._replies.said[tuple(self._body["prompt"])]
-        eos = self._served.front.engine.eos
-        assert tokens == {choice: [*each, eos] for choice, each in said.items()}
+            for choice, count in enumerate(map(int, offsets.split("."))):
+                # A token is a byte; of a character that is not whole, and of EOS, no text is told
+                so_far = said[choice].encode()[:count].decode(errors="ignore")
+                assert texts[choice] == so_far, self._id
+        assert texts == said
+        assert [int(each) for each in offsets.split(".")] == [
+            len(said[choice].encode()) + 1 for choice in range(self._n)
+        ]
         assert ends == dict.fromkeys(range(self._n), 1)
 
 
@@ -122,7 +128,7 @@ def test_cut_streams_lose_no_token_and_double_none(run, serve, share: range):
     async def main():
         limits = Limits(max_queued=4096, resumption=ResumptionLimits(max_streams=len(share)))
         async with serve(limits=limits) as served:
-            replies = served.front.engine.reply = Replies()
+            replies = served.front.engine.reply = Replies(served.front.tokenizer)
             turns = asyncio.Semaphore(AT_ONCE)
 
             async def one(stream: CutStream) -> None:

@@ -309,6 +309,7 @@ def test_what_cannot_be_gone_on_with_is_refused_in_words(
         ({"prompt": ["x", "y"]}, "stream_id"),
         ({"stream_id": "a/b"}, "stream_id"),
         ({"echo": True}, "echo"),
+        ({"return_token_ids": True}, "return_token_ids"),
         ({"max_tokens": -1}, "max_tokens"),
         ({"model": "nobody"}, "model"),
         ({"n": 1000}, "n"),
@@ -323,6 +324,18 @@ def test_what_cannot_be_begun_is_refused_and_leaves_no_stream(
             assert response.status_code in (400, 404)
             assert response.json()["error"]["param"] == param
             assert (await served.http.post(COMPLETIONS, json=BODY)).status_code == 200
+
+    run(main())
+
+
+def test_where_no_streams_are_kept_resumption_is_refused_for_good(run, serve):
+    async def main():
+        async with serve(limits=Limits(resumption=ResumptionLimits(max_streams=0))) as served:
+            response = await served.http.post(COMPLETIONS, json=BODY)
+            assert response.status_code == 400
+            error = response.json()["error"]
+            assert error["param"] == "stream_id"
+            assert error["message"].startswith("Resumption is switched off here")
 
     run(main())
 

@@ -232,6 +232,18 @@ async def test_what_is_as_long_as_the_prompt_is_not_kept(serve_front, field: str
         assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
+async def test_where_no_streams_are_kept_resumption_is_refused_for_good(serve_front):
+    async with serve_front(limits=Limits(resumption=ResumptionLimits(max_streams=0))) as (_, stub):
+        error = await refusal(stub.Generate(generate()))
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert error.details().startswith("Resumption is switched off here")
+        talk = Talk(stub)
+        await talk.send(submit("a"))
+        failed = (await talk.end_of("a")).failed
+        assert (failed.code, failed.field) == (INVALID_ARGUMENT, "stream_id")
+        assert not failed.retryable
+
+
 async def test_behind_the_end_nothing_is_left(serve_front):
     async with serve_front() as (_, stub):
         events = await read(stub.Generate(generate()))
@@ -322,6 +334,24 @@ async def test_a_lost_engine_is_told_behind_what_came(serve_front):
             assert (await refusal(call, events)).code() is grpc.StatusCode.UNAVAILABLE
             assert len(ids_of(events)) == 1
         front.engine.running.clear()
+
+
+async def test_beside_its_events_a_stream_keeps_tokens_until_it_fails(serve_front):
+    async with serve_front() as (front, stub):
+        await read(stub.Generate(generate()))
+        [stream] = front.generator.resumption._streams.values()
+        [submitted] = front.engine.submits()
+        assert stream.memo.num_tokens == len(submitted.prompt) // 4 + 13
+
+        call = stub.Generate(pb.GenerateRequest(input=generate().input, stream_id="t"))
+        front.engine.auto = False
+        await front.engine.until(lambda: bool(front.engine.waiting))
+        await step(front)
+        [_, stream] = front.generator.resumption._streams.values()
+        assert stream.memo is not None
+        front.engine.fail("no luck", max(front.engine.running))
+        assert (await refusal(call)).code() is grpc.StatusCode.INTERNAL
+        assert stream.memo is None
 
 
 async def test_a_stream_that_nobody_goes_on_with_ends_with_its_grace(serve_front):
