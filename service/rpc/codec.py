@@ -36,6 +36,7 @@ _MAX_POSITIONS = 256
 _MAX_CHARS = 256 * 1024  # of one event; a MiB at most
 _MAX_IDS = 256 * 1024  # of one event; somewhat more than a MiB at most
 _CHUNK_BYTES = 1024 * 1024
+BATCH_BYTES = 256 * 1024  # told at once; what tells more waits for room in between
 
 _REASONS = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
@@ -274,16 +275,21 @@ def _parts(told: Delta | Echo, token_ids: Sequence[int]) -> Iterator[Delta]:
 
 def messages(events: Iterable[bytes], limit: int = _CHUNK_BYTES) -> Iterator[bytes]:
     """All encoded events in order, as messages of at most `limit` bytes or of one event."""
-    chunk: list[bytes] = []
+    return map(b"".join, batches(events, limit))
+
+
+def batches(events: Iterable[bytes], limit: int = BATCH_BYTES) -> Iterator[list[bytes]]:
+    """All encoded events in order, in lists of at most `limit` bytes or of one event."""
+    batch: list[bytes] = []
     num_bytes = 0
     for event in events:
-        if chunk and num_bytes + len(event) > limit:
-            yield b"".join(chunk)
-            chunk, num_bytes = [], 0
-        chunk.append(event)
+        if batch and num_bytes + len(event) > limit:
+            yield batch
+            batch, num_bytes = [], 0
+        batch.append(event)
         num_bytes += len(event)
-    if chunk:
-        yield b"".join(chunk)
+    if batch:
+        yield batch
 
 
 def _position(position: PositionLogprobs) -> pb.PositionLogprobs:

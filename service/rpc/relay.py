@@ -34,18 +34,21 @@ class _Telling:
         self._usage = pb.Usage(prompt_tokens=generation.prompt_tokens)
 
     def encoded(self, batch: list[Event]) -> Iterator[list[bytes]]:
-        """All of a batch, in several lists where it has many log-probabilities."""
+        """All of a batch, in several lists where it is large or has many log-probabilities."""
         events: list[bytes] = []
+        num_bytes = 0
         for event in batch:
             if not isinstance(event, Delta):
                 self._count(event)
             if self._on_event is not None:
                 self._on_event(event)
             for index, piece in enumerate(codec.parts(event)):
-                if index:
+                if index or num_bytes >= codec.BATCH_BYTES:
                     yield events
-                    events = []
-                events.append(codec.encoded(self._request_id, piece))
+                    events, num_bytes = [], 0
+                told = codec.encoded(self._request_id, piece)
+                events.append(told)
+                num_bytes += len(told)
         if self.is_over:
             events.append(codec.finished(self._request_id, self._usage))
         yield events

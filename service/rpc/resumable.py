@@ -14,6 +14,7 @@ from cadenza.service.request import GenerationRequest
 from cadenza.service.resumable_stream import Reader, ResumableStream, StreamKey
 from cadenza.service.resumption import stream_id
 from cadenza.service.rpc import wire_format
+from cadenza.service.rpc.codec import batches
 from cadenza.service.rpc.relay import relay
 from cadenza.service.rpc.transcripts import Transcript, transcript_of
 from cadenza.service.stream_log import Entry, Place
@@ -118,9 +119,10 @@ def transcript_behind(reader: Reader | None) -> Transcript:
 
 
 async def read(reader: Reader, request_id: str = "") -> AsyncGenerator[list[bytes], None]:
-    """What the reader reads, as encoded events of a request of this name.
+    """What the reader reads, as encoded events of a request of this name, a long backlog in parts.
 
     Raises a `RequestError` in place of what is missing.
     """
     async for entries in reader:
-        yield [wire_format.named(entry.data, request_id) for entry in entries]
+        for events in batches(wire_format.named(entry.data, request_id) for entry in entries):
+            yield events

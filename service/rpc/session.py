@@ -24,7 +24,7 @@ from cadenza.service.generator import Generator
 from cadenza.service.request import GenerationRequest
 from cadenza.service.resumable_stream import Reader
 from cadenza.service.rpc import status, wire_format
-from cadenza.service.rpc.codec import to_request
+from cadenza.service.rpc.codec import messages, to_request
 from cadenza.service.rpc.outbox import Outbox
 from cadenza.service.rpc.relay import relay
 from cadenza.service.rpc.resumable import is_resumable, open_submitted, read, transcript_behind
@@ -329,9 +329,10 @@ class Session:
             self._reader.cancel()
 
     async def _write_responses(self) -> None:
-        """Write all that waits as one message, until the outbox is closed and empty."""
+        """Write all that waits, as one message if it fits, until the outbox is closed and empty."""
         while events := await self._outbox.take():
-            await self._write(b"".join(events))
+            for message in messages(events):
+                await self._write(message)
 
 
 def _request(submit: pb.Submit | pb.Append) -> GenerationRequest:

@@ -16,6 +16,7 @@ from cadenza.service.errors import (
 from cadenza.service.events import Delta, PositionLogprobs, TokenLogprob
 from cadenza.service.tracing import caller
 from cadenza.v1 import generation_pb2 as pb
+from tests.service.rpc.talking import Talk
 
 
 async def collect(call, responses):
@@ -214,6 +215,17 @@ async def test_a_backlog_with_logprobs_fits_the_default_client(
     assert sum(len(message.logprobs) for message in tokens) == num_tokens
     assert "".join(message.text for message in tokens) == "all"
     assert sum(response.ByteSize() for response in responses) > 4 << 20
+
+
+async def test_an_echo_of_a_long_prompt_to_many_choices_reaches_a_default_client(serve_front):
+    """All of it together is more than a message may hold."""
+    async with serve_front(max_model_len=300_000) as (front, stub):
+        front.says("ab")
+        talk = Talk(stub)
+        text = "x" * 262_144
+        await talk.submit("a", text=text, echo=True, n=16, max_tokens=1)
+        assert (await talk.end_of("a")).HasField("finished")
+        assert talk.text_of("a").count("x") == 16 * len(text)
 
 
 async def test_bytes_that_are_no_message_are_refused_and_the_server_lives(

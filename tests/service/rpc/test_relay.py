@@ -8,7 +8,9 @@ from contextlib import aclosing
 
 import pytest
 
+from cadenza.service.events import Delta
 from cadenza.service.request import GenerationRequest
+from cadenza.service.rpc.codec import BATCH_BYTES
 from cadenza.service.rpc.relay import relay
 from cadenza.v1 import generation_pb2 as pb
 
@@ -62,3 +64,18 @@ async def test_all_is_told_in_order_whichever_way_it_goes(open_front, is_open, n
     for choice in range(n):
         tokens = [event.tokens for event in events if event.HasField("tokens")]
         assert "".join(each.text for each in tokens if each.choice == choice) == "hello"
+
+
+async def test_a_batch_of_large_events_is_told_in_parts(generator):
+    generation = await generator.submit(GenerationRequest(text="x", n=16))
+    large = [Delta(choice=choice, text="x" * 250_000, token_ids=[1]) for choice in range(16)]
+    generation.feed(*large)
+    for choice in range(16):
+        generation.end(choice)
+    async with aclosing(relay(generation)) as batches:
+        told = [events async for events in batches]
+    events = pb.SessionResponse.FromString(b"".join(map(b"".join, told))).events
+
+    choices = [event.tokens.choice for event in events if event.HasField("tokens")]
+    assert choices == [*range(16)]
+    assert max(sum(map(len, events)) for events in told) < 2 * BATCH_BYTES

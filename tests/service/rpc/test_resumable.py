@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
@@ -11,6 +11,9 @@ import pytest
 from google.protobuf import duration_pb2
 
 from cadenza.service.limits import Limits, ResumptionLimits
+from cadenza.service.rpc.codec import BATCH_BYTES
+from cadenza.service.rpc.resumable import read as read_backlog
+from cadenza.service.stream_log import Entry
 from cadenza.v1 import generation_pb2 as pb
 from tests.service.manual_timers import ManualTimers
 from tests.service.rpc.talking import Talk
@@ -89,6 +92,44 @@ async def dropped(front, stub, num_tokens: int, **fields: Any) -> list[pb.Event]
     call.cancel()
     await waiting(front)
     return events
+
+
+@pytest.mark.parametrize("in_session", [False, True])
+async def test_a_backlog_larger_than_a_message_is_told_whole(serve_front, in_session: bool):
+    async with serve_front() as (front, stub):
+        await dropped(front, stub, 1)
+        [stream] = front.generator.resumption._streams.values()
+        text = "x" * 50_000
+        first = stream.log.num_told + 1
+        stream.tell(
+            [
+                Entry(
+                    pb.Event(number=number, tokens=pb.Tokens(text=text)).SerializeToString(), (1,)
+                )
+                for number in range(first, first + 100)
+            ]
+        )
+        front.engine.resume()
+        resume = pb.Resume(after_event=first - 1)
+        if in_session:
+            talk = Talk(stub)
+            await talk.send(submit("a", resume))
+            assert (await talk.end_of("a")).HasField("finished")
+            events = talk.of("a")
+        else:
+            events = await read(stub.Generate(generate(resume)))
+        assert [event.tokens.text for event in events[:100]] == [text] * 100
+
+
+async def test_a_long_backlog_is_read_in_parts():
+    class Backlog:
+        async def __aiter__(self) -> AsyncIterator[list[Entry]]:
+            event = pb.Event(tokens=pb.Tokens(text="x" * 50_000))
+            yield [Entry(event.SerializeToString(), ())] * 100
+
+    batches = [events async for events in read_backlog(Backlog(), "a")]
+    assert sum(map(len, batches)) == 100
+    assert max(sum(map(len, events)) for events in batches) <= BATCH_BYTES
 
 
 @pytest.mark.parametrize("way", ["event", "tokens", "both", "input"])

@@ -16,6 +16,7 @@ from structlog.testing import capture_logs
 
 from cadenza.service.errors import EngineUnavailable, GenerationFailed, InvalidRequest
 from cadenza.service.events import Delta
+from cadenza.service.rpc import wire_format
 from cadenza.service.rpc.session import (
     MAX_ENDED,
     MAX_LIVE,
@@ -137,6 +138,20 @@ async def test_what_one_step_brings_to_all_requests_is_one_message(generator, su
 
             assert len(client.responses) == 1
             assert [event.request_id for event in client.events] == names
+
+
+async def test_more_than_a_message_may_hold_comes_in_several(generator, submit_of):
+    async with open_session(generator) as (session, client, _task):
+        client.send(submit_of("a"))
+        await settle()
+        client.responses.clear()
+        event = pb.Event(request_id="a", tokens=pb.Tokens(text="x" * 1000))
+        told = [wire_format.event(event)] * 5000
+        session._outbox.put(told)
+        await settle()
+
+        assert client.events == [event] * 5000
+        assert max(response.ByteSize() for response in client.responses) <= 1 << 20
 
 
 async def test_a_cancel_ends_its_request_alone(generator, submit_of, cancel_of):
