@@ -10,6 +10,7 @@ from typing import Any
 import structlog
 
 from cadenza.service.errors import (
+    UNEXPECTED,
     GenerationFailed,
     InvalidRequest,
     OffsetGone,
@@ -58,9 +59,9 @@ class Resumption:
     """All streams that can be resumed, running or ended a while ago. Belongs to one event loop.
 
     Memory is bounded: by `limits.max_bytes` of events for each stream, and by their number. Beside
-    its events a stream keeps what its protocol puts into `memo`: over gRPC the ids of the prompt and
-    of all outputs, four bytes each, at most a context for each choice. A stream that fails lets go
-    of it.
+    its events a stream keeps what its protocol puts into `memo`: over gRPC the ids of the prompt
+    and of all outputs, four bytes each, at most a context for each choice. A stream that fails lets
+    go of it.
     """
 
     def __init__(
@@ -256,7 +257,7 @@ class Resumption:
             stream.end(error)
         except Exception:
             _log.exception("stream_failed", protocol=stream.protocol)
-            stream.end(GenerationFailed("internal error", retryable=False))
+            stream.end(GenerationFailed(UNEXPECTED, retryable=False))
         if stream.log.failure is not None and not stream.log.num_told:
             # Nothing is there to go on with: the same id may be tried again
             self._forget(stream)

@@ -13,17 +13,16 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from cadenza.service.control import Control
-from cadenza.service.errors import InvalidRequest, RequestError
+from cadenza.service.errors import InvalidRequest
 from cadenza.service.events import Delta, Echo, Event, Finished, Notice, PromptScored
 from cadenza.service.generation import Generation
 from cadenza.service.generator import Generator
 from cadenza.service.http import sse
 from cadenza.service.http.body import read_json
 from cadenza.service.http.call import Call
-from cadenza.service.http.connection import connection_of
 from cadenza.service.http.dialect import ChoiceState, Dialect
 from cadenza.service.http.disconnect import while_connected
-from cadenza.service.http.errors import JsonResponse, error_object, renamed
+from cadenza.service.http.errors import JsonResponse, renamed
 from cadenza.service.http.logprobs import bounded, prompt_logprobs
 from cadenza.service.http.merge import merge
 from cadenza.service.http.notices import EVENT, noticed, queued
@@ -74,7 +73,8 @@ class Endpoint:
                 await running.enter_async_context(generation)
             answer = Answer(self._dialect, call, generations)
             if call.stream:
-                await _stream(answer, EventStream(send, connection_of(scope)))
+                async with sse.opened(scope, send) as stream:
+                    await _stream(answer, stream)
             else:
                 await JsonResponse(await answer.whole())(scope, receive, send)
 
@@ -103,15 +103,10 @@ class Endpoint:
 
 async def _stream(answer: Answer, stream: EventStream) -> None:
     answer.tap(stream)
-    try:
-        async with aclosing(answer.chunks()) as chunks:
-            async for events in chunks:
-                await stream.send(events)
-        await stream.finish()
-    except RequestError as error:
-        if not stream.started:
-            raise
-        await stream.fail(error_object(error))
+    async with aclosing(answer.chunks()) as chunks:
+        async for events in chunks:
+            await stream.send(events)
+    await stream.finish()
 
 
 class Answer:

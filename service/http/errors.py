@@ -9,6 +9,7 @@ import msgspec
 from starlette.responses import Response
 
 from cadenza.service.errors import (
+    UNEXPECTED,
     DeadlineExceeded,
     GenerationFailed,
     InvalidRequest,
@@ -42,6 +43,11 @@ def error_object(error: RequestError) -> dict[str, Any]:
 def error_response(error: RequestError) -> JsonResponse:
     """The response that refuses a request."""
     return JsonResponse(error_object(error), status_of(error).http, _headers(error))
+
+
+def unexpected_object() -> dict[str, Any]:
+    """The error object for an exception that nobody expected, which tells nothing of it."""
+    return _object(UNEXPECTED, _TYPES[500], None, None)
 
 
 def plain_error(status: int, message: str, headers: dict[str, str] | None = None) -> JsonResponse:

@@ -21,7 +21,6 @@ from cadenza.service.events import Delta, Event
 from cadenza.service.generator import Generator
 from cadenza.service.http import sse
 from cadenza.service.http.call import Call
-from cadenza.service.http.connection import connection_of
 from cadenza.service.http.disconnect import while_connected
 from cadenza.service.http.errors import JsonResponse, error_object
 from cadenza.service.http.wishes import read_wishes
@@ -189,12 +188,7 @@ async def deliver(reader: Reader, scope: Scope, receive: Receive, send: Send) ->
     if reader.is_at_end:
         await Response(status_code=204)(scope, receive, send)
         return
-    stream = sse.EventStream(send, connection_of(scope))
-    try:
+    async with sse.opened(scope, send) as stream:
         async for entries in reader:
             await stream.send(b"".join(entry.data for entry in entries))
         await stream.close()
-    except RequestError as error:
-        if not stream.started:
-            raise
-        await stream.fail(error_object(error))

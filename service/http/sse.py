@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
 import msgspec
-from starlette.types import Send
+import structlog
+from starlette.types import Scope, Send
 
-from cadenza.service.http.connection import Connection
+from cadenza.service.errors import RequestError
+from cadenza.service.http.connection import Connection, connection_of
+from cadenza.service.http.errors import ClientGone, error_object, unexpected_object
 
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
+
+_log = structlog.get_logger(__name__)
 
 json = msgspec.json.Encoder().encode
 
@@ -82,3 +89,25 @@ class EventStream:
             self.started = True
             await self._send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
+
+
+@asynccontextmanager
+async def opened(scope: Scope, send: Send) -> AsyncGenerator[EventStream]:
+    """A stream as the response. What is raised once it has begun is told as its last event.
+
+    Raises:
+        Exception: as raised within, where nothing has been sent; and `ClientGone` in any case.
+    """
+    stream = EventStream(send, connection_of(scope))
+    try:
+        yield stream
+    except ClientGone:
+        raise
+    except Exception as error:
+        if not stream.started:
+            raise
+        if isinstance(error, RequestError):
+            await stream.fail(error_object(error))
+        else:
+            _log.exception("response_cut", path=scope["path"])
+            await stream.fail(unexpected_object())

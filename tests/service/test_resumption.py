@@ -9,6 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from cadenza.service.errors import (
+    UNEXPECTED,
     InvalidRequest,
     OffsetGone,
     Overloaded,
@@ -308,7 +309,7 @@ def test_a_bug_is_told_as_a_failure_and_logged(run):
             await writer.end(ZeroDivisionError("secret"))
         assert [log["event"] for log in logs] == ["stream_failed"]
         texts, error = await read(reader)
-        assert (texts, str(error)) == (["a"], "internal error")
+        assert (texts, str(error)) == (["a"], UNEXPECTED)
 
     run(main())
 

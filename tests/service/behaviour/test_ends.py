@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from cadenza.service.events import Delta, Event
+from cadenza.service.generation import Generation
 from cadenza.service.limits import Limits
 from tests.transports import Failure, Told, Transport
 
@@ -269,6 +271,43 @@ def test_an_exception_that_nobody_expected(run, serve, monkeypatch):
                     failure = (await each.ask(LONG)).failure
                 assert len(logs) == 1
                 assert failure == Failure("INTERNAL", "Something went wrong in the server.", None)
+
+    run(main())
+
+
+def test_an_exception_that_nobody_expected_behind_the_first_text(run, serve, monkeypatch):
+    """The answer that has begun is ended as a failed one, and nothing of the exception is told."""
+    take = Generation.take
+    said: list[Event] = []
+
+    def take_once(generation: Generation) -> list[Event]:
+        if said:
+            raise ValueError("secret path")
+        batch = take(generation)
+        said.extend(event for event in batch if isinstance(event, Delta))
+        return batch
+
+    async def main():
+        async with serve() as served:
+            engine = served.front.engine
+            served.front.says("abcdefghij")
+            monkeypatch.setattr(Generation, "take", take_once)
+            told = {}
+            for each in served.transports:
+                said.clear()
+                engine.auto = False
+                call = asyncio.create_task(each.ask(LONG))
+                await engine.until(lambda: bool(engine.waiting))
+                with capture_logs() as logs:
+                    engine.step()
+                    await until(lambda: bool(said))
+                    engine.step()
+                    told[each.name] = await call
+                errors = [log["event"] for log in logs if log["log_level"] == "error"]
+                assert len(errors) == 1, (each.name, errors)
+                await engine.until(served.front.is_clean)
+            failure = Failure("INTERNAL", "Something went wrong in the server.", None)
+            assert alike(told, {0: "a"}) == failure
 
     run(main())
 

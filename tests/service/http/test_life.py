@@ -10,6 +10,7 @@ import threading
 import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from structlog.testing import capture_logs
 
 from cadenza.service.http.connection import ConnectionLimits
 from cadenza.service.limits import Limits
@@ -49,10 +50,12 @@ def test_a_crowd_of_rude_clients_leaves_nothing(run, serve):
         async with serve(limits=Limits(max_queued=10_000)) as served:
             engine = served.front.engine
             engine.seats = 20
-            await asyncio.gather(*(client(served, rng) for _ in range(150)))
-            polite = await served.http.post(COMPLETIONS, json={"prompt": "x"})
-            assert polite.status_code == 200
-            await engine.until(served.front.is_clean)
+            with capture_logs() as logs:
+                await asyncio.gather(*(client(served, rng) for _ in range(150)))
+                polite = await served.http.post(COMPLETIONS, json={"prompt": "x"})
+                assert polite.status_code == 200
+                await engine.until(served.front.is_clean)
+            assert {(log["log_level"], log["event"]) for log in logs} == {("info", "client_gone")}
             assert sum(served.front.generator.metrics.finished.values()) > 30
 
     run(main())
@@ -372,11 +375,13 @@ def test_a_client_that_stops_reading_is_cut_off_and_others_go_on(run, serve):
             _, writer = await served.raw(COMPLETIONS, body)
             await engine.until(lambda: bool(engine.waiting))
             writer.transport.pause_reading()
-            async with asyncio.timeout(20):
-                while not engine.cancels():
-                    if engine.running or engine.waiting:
-                        engine.step(20)
-                    await asyncio.sleep(0.001)
+            with capture_logs() as logs:
+                async with asyncio.timeout(20):
+                    while not engine.cancels():
+                        if engine.running or engine.waiting:
+                            engine.step(20)
+                        await asyncio.sleep(0.001)
+            assert not [log for log in logs if log["log_level"] == "error"]
             engine.resume()
             assert (await served.http.post(COMPLETIONS, json={"prompt": "x"})).status_code == 200
             assert served.front.is_clean()

@@ -8,8 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from cadenza.service.limits import Limits, ResumptionLimits
+from cadenza.service.stream_log import StreamLog
 
 from ..manual_timers import ManualTimers
 from .conftest import Served, request_bytes
@@ -436,6 +438,41 @@ def test_an_engine_lost_meanwhile_is_told_behind_what_came(run, serve):
             assert rest == ""
             client.received += response.content
             assert (await client.get()).status_code == 204
+
+    run(main())
+
+
+def test_a_connection_that_meets_a_bug_is_told_and_another_goes_on(run, serve, monkeypatch):
+    async def main():
+        async with serve() as served:
+            engine = served.front.engine
+            engine.auto = False
+            client = Client(served, COMPLETIONS, BODY)
+            reader = await client.connect()
+            await engine.until(lambda: bool(engine.waiting))
+            await step(served)
+            await client.read_events(reader, 1)
+
+            def broken(*_: object) -> None:
+                raise ValueError("secret path")
+
+            with monkeypatch.context() as patched, capture_logs() as logs:
+                patched.setattr(StreamLog, "after", broken)
+                engine.step()
+                last = await reader.readuntil(b"\r\n0\r\n\r\n")
+            [event] = [line for line in last.splitlines() if line.startswith(b"data: ")]
+            assert json.loads(event[6:])["error"] == {
+                "message": "Something went wrong in the server.",
+                "type": "server_error",
+                "param": None,
+                "code": None,
+            }
+            assert [log["event"] for log in logs if log["log_level"] == "error"] == ["response_cut"]
+            engine.resume()
+            rest = (await client.get()).text
+            whole = (await served.http.get("/v1/streams/s")).text
+            assert client.received.decode() + rest == whole
+            client.drop()
 
     run(main())
 
