@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024  # as much as the body of an HTTP request
-MAX_STREAMS = 1024  # calls at once; a client's further ones wait for these
+# Calls at once; a client's further ones wait for these. Each may have an outbox full, so that a
+# connection takes 64 MiB at most.
+MAX_STREAMS = 128
 # A client that answers no pings is gone after at most the sum, whether it has calls or not.
 PING_EVERY_MS = 5_000
 PING_ANSWERED_MS = 4_000

@@ -16,6 +16,7 @@ from cadenza.service.generator import Generator
 from cadenza.service.rpc import status
 from cadenza.service.rpc.generate import generate
 from cadenza.service.rpc.session import Session
+from cadenza.service.rpc.transcripts import TranscriptBudget
 from cadenza.v1 import generation_pb2 as pb
 
 SERVICE: str = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name
@@ -43,6 +44,7 @@ class GenerationServicer:
         self._stall_s = stall_s
         self._calls: set[asyncio.Task[Any]] = set()
         self._sessions: set[Session] = set()
+        self._transcripts = TranscriptBudget()  # of all sessions
         self._is_draining = False
 
     def handlers(self) -> grpc.GenericRpcHandler:
@@ -68,7 +70,7 @@ class GenerationServicer:
     async def session(self, encoded: AsyncIterator[bytes], context: Context) -> None:
         """The Session call."""
         writer = _Writer(context, self._stall_s)
-        stream = Session(self._generator, _requests(encoded), writer.write)
+        stream = Session(self._generator, _requests(encoded), writer.write, self._transcripts)
 
         async def call() -> None:
             self._sessions.add(stream)

@@ -28,7 +28,7 @@ from cadenza.service.rpc.codec import messages, to_request
 from cadenza.service.rpc.outbox import Outbox
 from cadenza.service.rpc.relay import relay
 from cadenza.service.rpc.resumable import is_resumable, open_submitted, read, transcript_behind
-from cadenza.service.rpc.transcripts import Transcript, Transcripts, transcript_of
+from cadenza.service.rpc.transcripts import Transcript, TranscriptBudget, Transcripts, transcript_of
 from cadenza.v1 import generation_pb2 as pb
 
 MAX_LIVE = 256  # requests at once on a stream
@@ -37,9 +37,6 @@ MAX_REQUEST_ID_CHARS = 128
 # credit to every request after every step, twice; the engine works off so many in 1 ms.
 MAX_UNHANDLED = 2 * MAX_LIVE
 UNLIMITED = 1 << 32  # tokens; no context has so many
-# A client that is gone first looks like one that has half-closed. Streams that can be resumed keep
-# their credit then, which another Session may grant.
-DROP_S = 0.2
 MAX_ENDED = 4 * MAX_LIVE  # names remembered: an end may pass an action on its way
 # Requests stop being read while this much waits for the client. At 50 bytes a token it holds 20
 # steps of 256 requests: enough to never stall a client that reads, little for one that does not.
@@ -90,8 +87,13 @@ class Session:
     """
 
     def __init__(
-        self, generator: Generator, requests: AsyncIterator[pb.SessionRequest], write: Write
+        self,
+        generator: Generator,
+        requests: AsyncIterator[pb.SessionRequest],
+        write: Write,
+        budget: TranscriptBudget | None = None,
     ) -> None:
+        """`budget` bounds what the streams of a server keep together; None: this one alone."""
         self._generator = generator
         self._requests = requests
         self._write = write
@@ -99,7 +101,7 @@ class Session:
         self._live: dict[str, _Live] = {}
         self._ended: dict[str, None] = {}  # names, the latest last
         self._num_unhandled = 0  # messages that the engine may not have handled
-        self._transcripts = Transcripts()
+        self._transcripts = Transcripts(budget=budget)
         self._reader: asyncio.Task[None] | None = None
         self._is_draining = False
 
@@ -114,6 +116,8 @@ class Session:
             await self._run_tasks()
         except ExceptionGroup as group:
             raise _first(group) from group
+        finally:
+            self._transcripts.close()
         if self._reader is not None and self._reader.cancelled():
             raise _stopping()
 
@@ -138,11 +142,9 @@ class Session:
                 await self._generator.caught_up()
                 self._num_unhandled = 0
         for live in self._live.values():  # else they would wait for credit that cannot come
+            # To streams that can be resumed another Session may grant it. A client that is gone
+            # looks at first like one that has half-closed, and may be about to open one.
             if live.reader is None:
-                live.control.grant(UNLIMITED)
-        if any(live.reader is not None for live in self._live.values()):
-            await asyncio.sleep(DROP_S)
-            for live in self._live.values():
                 live.control.grant(UNLIMITED)
 
     def _act(self, request: pb.SessionRequest, tasks: asyncio.TaskGroup) -> None:
@@ -259,6 +261,10 @@ class Session:
         return None
 
     def _refuse(self, request_id: str, error: RequestError) -> None:
+        """`request_id`: of the request that ends with this; empty where it is that of none."""
+        if request_id:
+            self._transcripts.failed(request_id)
+            self._remember(request_id)
         self._outbox.put([wire_format.event(status.failed(request_id, error))])
 
     def _cancel(self, action: pb.Cancel) -> None:
@@ -319,10 +325,15 @@ class Session:
     def _forget(self, live: _Live) -> None:
         live.is_over = True
         del self._live[live.request_id]
-        self._ended[live.request_id] = None
+        self._remember(live.request_id)
+        self._stop_reading_when_drained()
+
+    def _remember(self, request_id: str) -> None:
+        """That a request of this name has ended."""
+        self._ended.pop(request_id, None)
+        self._ended[request_id] = None
         if len(self._ended) > MAX_ENDED:
             del self._ended[next(iter(self._ended))]
-        self._stop_reading_when_drained()
 
     def _stop_reading_when_drained(self) -> None:
         if self._is_draining and not self._live and self._reader is not None:

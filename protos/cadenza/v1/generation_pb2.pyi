@@ -299,8 +299,9 @@ class Append(_message.Message):
     that what the prefix cache still has of them need not be computed again.
 
     A stream keeps the tokens of its 256 latest finished requests, and of fewer where these have more
-    than 262,144 tokens together. Ends with `failed`, code NOT_FOUND, if nothing is kept of the other
-    one, because it is forgotten, or failed, or never was; and INVALID_ARGUMENT if it still runs.
+    than 262,144 tokens together, or where all streams of the server have too many. Ends with `failed`,
+    code NOT_FOUND, if nothing is kept of the other one, because it is forgotten, has more tokens than
+    that alone, or failed, or never was; and INVALID_ARGUMENT if it still runs.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

@@ -82,9 +82,10 @@ class GenerationServiceServicer:
 
         Every request gets exactly one terminal event, `finished` or `failed`; failures of one request
         are events and leave the stream open. Closing the sending side lets all live requests finish,
-        parked ones without further credit, then the stream ends with OK. Cancelling the call cancels all its requests. A server that stops
-        refuses further requests, finishes the live ones within its grace period, and ends the stream
-        with UNAVAILABLE.
+        parked ones without further credit, then the stream ends with OK; only those with a `stream_id`
+        stay parked, as another Session may grant them more. Cancelling the call cancels all its
+        requests. A server that stops refuses further requests, finishes the live ones within its grace
+        period, and ends the stream with UNAVAILABLE.
 
         To a client that does not read the server stops sending, while its requests go on to their ends,
         within max_tokens. The server cancels a call, this one or Generate, to which it could send

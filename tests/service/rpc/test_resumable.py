@@ -313,13 +313,25 @@ async def test_the_clients_own_credit_is_kept_to_over_drops(serve_front):
         assert len(talk.ids_of("b")) == 13
 
 
-async def test_a_half_close_lifts_the_credit_of_a_stream_that_can_be_resumed_too(serve_front):
+async def test_a_half_close_leaves_credit_that_another_session_may_grant(serve_front):
+    """A client that is gone looks like one that has half-closed."""
     async with serve_front() as (front, stub):
-        talk = Talk(stub)
-        await talk.send(submit("a", credit=3))
+        first = Talk(stub)
+        await first.send(submit("a", credit=3))
+        await first.submit("plain", text="y", max_tokens=5)
         await until(lambda: any(row.is_parked for row in front.engine.running.values()))
-        await talk.call.done_writing()
-        assert (await talk.end_of("a")).HasField("finished")
+        await first.call.done_writing()
+        await first.end_of("plain")
+        assert len(first.ids_of("a")) <= 3
+
+        second = Talk(stub)
+        await second.send(submit("b", pb.Resume(), credit=2))
+        assert (await first.end_of("a")).failed.code == ABORTED
+        assert await first.call.read() is grpc.aio.EOF
+        await until(lambda: front.engine.generated == 5 + len(first.ids_of("plain")))
+        await second.send(pb.Credit(request_id="b", tokens=100))
+        assert (await second.end_of("b")).HasField("finished")
+        assert len(second.ids_of("b")) == 13
 
 
 async def test_a_deadline_goes_on_and_may_be_set_anew(serve_front):

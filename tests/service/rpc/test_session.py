@@ -25,6 +25,7 @@ from cadenza.service.rpc.session import (
     TOKENS_LIMIT_BYTES,
     Session,
 )
+from cadenza.service.rpc.transcripts import TranscriptBudget
 from cadenza.v1 import generation_pb2 as pb
 
 INVALID_ARGUMENT, NOT_FOUND, RESOURCE_EXHAUSTED, CANCELLED = 3, 5, 8, 1
@@ -84,10 +85,10 @@ TERMINALS = ("finished", "failed")
 
 
 @asynccontextmanager
-async def open_session(generator):
+async def open_session(generator, budget=None):
     """A running session, its client, and the task that runs it; cancelled at the end."""
     client = Client()
-    session = Session(generator, client.actions(), client.write)
+    session = Session(generator, client.actions(), client.write, budget)
     task = asyncio.create_task(session.run())
     try:
         yield session, client, task
@@ -350,6 +351,57 @@ async def test_control_of_a_request_that_never_was_is_answered(generator, submit
         assert max(len(each.message) for each in told) < 200
         assert not any(each.retryable for each in told)
         assert client.kinds_of("a") == ["accepted"]
+
+
+@pytest.mark.parametrize("why", ["timeout", "append", "drain", "many"])
+async def test_control_of_a_request_that_was_refused_is_ignored(
+    generator, submit_of, cancel_of, why
+):
+    """It was sent before its client could know."""
+    refused = submit_of("a")
+    if why == "timeout":
+        refused.submit.timeout.FromMilliseconds(-1)
+    elif why == "append":
+        refused = pb.SessionRequest(append=pb.Append(request_id="a", after="nobody"))
+    async with open_session(generator) as (session, client, _task):
+        num_others = MAX_LIVE if why == "many" else 1
+        client.send(*(submit_of(str(number)) for number in range(num_others)))
+        for _ in range(10):
+            await settle()
+        if why == "drain":
+            session.drain()
+        client.send(refused, *control_of("a"), cancel_of("a"))
+        await settle()
+        assert client.kinds_of("a") == ["failed"]
+        assert client.events_of("") == []
+
+        if why in ("timeout", "append"):
+            client.send(pb.SessionRequest(append=pb.Append(request_id="b", after="a")))
+            await settle()
+            [event] = client.events_of("b")
+            assert "'a' failed or was cancelled" in event.failed.message
+
+
+async def test_a_session_that_ends_keeps_nothing_of_its_requests(generator, submit_of):
+    budget = TranscriptBudget(max_tokens=16)
+    async with open_session(generator, budget) as (_, client, _task):
+
+        async def finish(name: str, other: Client) -> None:  # 8 tokens
+            other.send(submit_of(name))
+            await settle()
+            generator.generations[name].say("x")
+            await settle()
+
+        await finish("a", client)
+        async with open_session(generator, budget) as (_, other, task):
+            await finish("b", other)
+            other.half_close()
+            await task
+        await finish("c", client)
+        client.send(pb.SessionRequest(append=pb.Append(request_id="d", after="a")))
+        await settle()
+
+        assert client.kinds_of("d") == ["accepted"]
 
 
 async def test_of_ended_requests_the_latest_are_remembered(generator, submit_of, cancel_of):

@@ -6,7 +6,7 @@ import pytest
 
 from cadenza.service.errors import InvalidRequest, UnknownRequest
 from cadenza.service.events import Delta, Finished, FinishReason
-from cadenza.service.rpc.transcripts import Transcript, Transcripts
+from cadenza.service.rpc.transcripts import MAX_KEPT, Transcript, TranscriptBudget, Transcripts
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 
@@ -92,14 +92,25 @@ def test_the_oldest_are_forgotten_where_they_have_too_many_tokens():
     assert kept.find("c", 0).num_tokens + kept.find("d", 0).num_tokens == 8
 
 
-def test_one_that_is_too_long_is_not_kept():
+def test_one_that_is_too_long_is_not_kept_and_leaves_the_others():
     kept = Transcripts(max_tokens=4)
-    kept.finished("a", transcript_of(7, 8, 9))
+    kept.finished("a", transcript_of(7, 8))
+    kept.finished("b", transcript_of(7, 8, 9))
 
-    with pytest.raises(UnknownRequest, match="'a'"):
+    with pytest.raises(UnknownRequest, match="'b' has 5 tokens, too many to be kept"):
+        kept.find("b", 0)
+    assert kept.find("a", 0).num_tokens == 4
+
+
+def test_one_that_is_too_long_takes_the_place_of_the_older_one_of_its_name():
+    kept = Transcripts(max_tokens=4)
+    kept.finished("a", transcript_of(7))
+    kept.finished("a", transcript_of(7, 8, 9))
+    with pytest.raises(UnknownRequest, match="too many to be kept"):
         kept.find("a", 0)
-    kept.finished("b", transcript_of(7, 8))
-    assert kept.find("b", 0).num_tokens == 4
+
+    kept.finished("a", transcript_of(7, 8))
+    assert kept.find("a", 0).num_tokens == 4
 
 
 def test_a_name_used_anew_has_the_tokens_of_the_latest():
@@ -124,6 +135,57 @@ def test_failures_leave_what_is_kept_and_are_bounded_too():
         kept.failed(str(number))
     with pytest.raises(UnknownRequest, match="No finished request 'b'"):
         kept.find("b", 0)
+
+
+def test_failures_take_no_place_of_what_is_kept():
+    kept = Transcripts()
+    kept.finished("a", transcript_of(7))
+    for number in range(MAX_KEPT):
+        kept.failed(str(number))
+
+    assert kept.find("a", 0)
+
+
+def test_a_name_that_failed_and_then_finished_is_found_until_it_is_forgotten():
+    kept = Transcripts(max_kept=1)
+    kept.failed("a")
+    kept.finished("a", transcript_of(7))
+    assert kept.find("a", 0)
+
+    kept.finished("b", transcript_of(7))
+    with pytest.raises(UnknownRequest, match="No finished request 'a' is kept"):
+        kept.find("a", 0)
+
+
+def test_all_streams_together_keep_what_finished_last():
+    budget = TranscriptBudget(max_tokens=9)
+    one, other = Transcripts(budget=budget), Transcripts(budget=budget)
+    one.finished("a", transcript_of(7))  # 3 tokens each
+    other.finished("a", transcript_of(7))
+    one.finished("b", transcript_of(7))
+    other.finished("b", transcript_of(7))
+    with pytest.raises(UnknownRequest, match=r"No finished request 'a'.*server's streams"):
+        one.find("a", 0)
+    assert other.find("a", 0)
+    assert one.find("b", 0)
+
+    one.finished("b", transcript_of(7))
+    one.finished("c", transcript_of(7))
+    with pytest.raises(UnknownRequest):
+        other.find("a", 0)
+    assert other.find("b", 0)
+
+
+def test_a_stream_that_ends_gives_its_part_back():
+    budget = TranscriptBudget(max_tokens=6)
+    one, other = Transcripts(budget=budget), Transcripts(budget=budget)
+    other.finished("a", transcript_of(7))
+    one.finished("a", transcript_of(7))
+    one.close()
+    other.finished("b", transcript_of(7))
+
+    assert other.find("a", 0)
+    assert other.find("b", 0)
 
 
 def test_a_choice_that_was_not_is_refused():
