@@ -7,8 +7,10 @@ import importlib.util
 import re
 import runpy
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import asynccontextmanager
+from itertools import islice
 from pathlib import Path
 from types import ModuleType
 
@@ -17,6 +19,7 @@ import pytest
 
 from cadenza.service.rpc import GrpcServer
 from cadenza.v1 import generation_pb2 as pb
+from cadenza.v1 import generation_pb2_grpc
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -118,13 +121,63 @@ async def test_the_example_holds_a_conversation(serve_address, example, capsys):
     )
 
 
+def program_of(heading: str) -> str:
+    """The first program under a heading of docs/grpc.md, as it stands there."""
+    guide = (ROOT / "docs/grpc.md").read_text()
+    section = guide.split(f"## {heading}", 1)[1]
+    return section.split("```python\n", 1)[1].split("```", 1)[0]
+
+
+class Lost(grpc.RpcError):
+    def code(self) -> grpc.StatusCode:
+        return grpc.StatusCode.UNAVAILABLE
+
+
+def cut_stub(ends: list[int]) -> type:
+    """Of a client whose calls are lost in turn after so many messages, or before they arrive."""
+
+    class Stub(generation_pb2_grpc.GenerationServiceStub):
+        def __init__(self, channel: grpc.Channel) -> None:
+            super().__init__(channel)
+            self._generate = self.Generate
+            self.Generate = self._cut
+
+        def _cut(self, request: pb.GenerateRequest) -> Iterator[pb.GenerateResponse]:
+            if not ends:
+                yield from self._generate(request)
+            elif num := ends.pop(0):
+                call = self._generate(request)
+                yield from islice(call, num)
+                call.cancel()
+                raise Lost
+            else:
+                raise Lost
+
+    return Stub
+
+
+@pytest.mark.parametrize("ends", [[0], [0, 2, 0, 1], [1, 1, 1]])
+async def test_a_client_of_the_guide_goes_on_with_its_stream(
+    serve_address, tmp_path, capsys, monkeypatch, ends
+):
+    num_lost = len(ends)
+    pauses: list[float] = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    monkeypatch.setattr(generation_pb2_grpc, "GenerationServiceStub", cut_stub(ends))
+    async with serve_address() as (front, address):
+        front.says("abcdefgh")
+        file = tmp_path / "client.py"
+        file.write_text(program_of("Going on with a stream").replace("localhost:50051", address))
+        await asyncio.to_thread(runpy.run_path, str(file))
+
+    assert capsys.readouterr().out == "abcdefgh"
+    assert pauses == [1] * num_lost
+
+
 async def test_a_client_of_the_guide_that_knows_nothing_but_reflection(
     serve_address, tmp_path, capsys
 ):
-    """The program in docs/grpc.md, as it stands there."""
-    guide = (ROOT / "docs/grpc.md").read_text()
-    section = guide.split("## Without generated code", 1)[1]
-    program = section.split("```python\n", 1)[1].split("```", 1)[0]
+    program = program_of("Without generated code")
     async with serve_address() as (front, address):
         front.says("abc")
         file = tmp_path / "client.py"
