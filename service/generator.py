@@ -7,7 +7,7 @@ import contextlib
 import secrets
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -259,7 +259,8 @@ class Generator:
         Returns whether they have. Closing the engine client fails those that have not.
         """
         self._draining = True
-        return await self.wait_until_idle(timeout_s)
+        await _poll(lambda: self.is_idle, timeout_s)
+        return self.is_idle
 
     def pause(self) -> None:
         """Refuse new requests until `resume`. Those that are here go on."""
@@ -269,13 +270,9 @@ class Generator:
         """Take requests again, unless it drains for good."""
         self.is_paused = False
 
-    async def wait_until_idle(self, timeout_s: float) -> bool:
-        """Wait until no request is here; whether that is so."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                while not self.is_idle:  # noqa: ASYNC110 - seldom in a process's life
-                    await asyncio.sleep(_DRAIN_POLL_S)
-        return self.is_idle
+    async def wait_while_paused(self, timeout_s: float) -> None:
+        """Wait until nothing is in flight, or until requests are taken again."""
+        await _poll(lambda: not (self.num_in_flight and self.is_paused), timeout_s)
 
     def open_statuses(self) -> list[tuple[str, RequestStatus]]:
         """How far each generation is that is open, the oldest first, with its id."""
@@ -420,6 +417,13 @@ class Generator:
             )
             for start in range(0, num_choices, max_rows)
         ]
+
+
+async def _poll(is_over: Callable[[], bool], timeout_s: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            while not is_over():  # noqa: ASYNC110 - seldom in a process's life
+                await asyncio.sleep(_DRAIN_POLL_S)
 
 
 def _traced(generation: Generation, job: _Job) -> tracing.Subject:

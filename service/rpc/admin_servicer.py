@@ -56,7 +56,8 @@ class AdminServicer:
         request = decode(pb.GetSnapshotRequest, encoded)
         most = request.max_requests if request.HasField("max_requests") else _USUALLY_TOLD
         if most > MAX_TOLD:
-            raise InvalidRequest(f"max_requests is {most}; at most {MAX_TOLD} are told")
+            message = f"max_requests is {most}; at most {MAX_TOLD} are told"
+            raise InvalidRequest(message, "max_requests")
         generator = self._generator
         limits = generator.engine.limits
         statuses = generator.open_statuses()
@@ -95,7 +96,7 @@ class AdminServicer:
         self._generator.pause()
         await self._on_readiness()
         if timeout_s:
-            await self._generator.wait_until_idle(timeout_s)
+            await self._generator.wait_while_paused(timeout_s)
         return pb.DrainResponse(in_flight=self._generator.num_in_flight)
 
     async def _resume(self, encoded: bytes) -> pb.ResumeResponse:

@@ -160,7 +160,7 @@ def _present(message: pb.GenerationInput) -> dict[str, Any]:
     return {name: getattr(message, name) for name in _OPTIONAL if message.HasField(name)}  # type: ignore[arg-type]
 
 
-# of a request to generate, or of an action
+# of a request to generate, of an action, or of an administrator's call
 _OF_ACTIONS = (
     "request_id",
     "after",
@@ -169,6 +169,9 @@ _OF_ACTIONS = (
     "credit",
     "stream_id",
     "resume",
+    "max_requests",
+    "profile",
+    "name",
 )  # the others are of a submit's `input`
 
 

@@ -50,13 +50,13 @@ class PolicyServicer:
     async def _use(self, encoded: bytes) -> None:
         request = decode(pb.UseProfileRequest, _bounded(encoded))
         if not request.HasField("profile"):
-            raise InvalidRequest("profile is required")
+            raise InvalidRequest("profile is required", "profile")
         await self._policies.use(to_content(request.profile))
 
     async def _release(self, encoded: bytes) -> None:
         request = decode(pb.ReleasePolicyRequest, _bounded(encoded))
         if not request.name:
-            raise InvalidRequest("name is required")
+            raise InvalidRequest("name is required", "name")
         await self._policies.release(request.name)
 
     async def _shadow(self, encoded: bytes) -> None:

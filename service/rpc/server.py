@@ -58,6 +58,7 @@ class GrpcServer:
         self._handlers = handlers
         self._server: grpc.aio.Server | None = None
         self._health: health.aio.HealthServicer | None = None
+        self._telling = asyncio.Lock()
         self._stopping = asyncio.Lock()
 
     async def start(self) -> int:
@@ -89,9 +90,11 @@ class GrpcServer:
     async def _tell_readiness(self) -> None:
         assert self._health is not None, "start comes first"
         states = health_pb2.HealthCheckResponse
-        is_serving = self._is_ready and not self._generator.is_paused
-        for service in ("", *self._handlers):
-            await self._health.set(service, states.SERVING if is_serving else states.NOT_SERVING)
+        async with self._telling:  # else one that began earlier might have the last word
+            is_serving = self._is_ready and not self._generator.is_paused
+            state = states.SERVING if is_serving else states.NOT_SERVING
+            for service in ("", *self._handlers):
+                await self._health.set(service, state)
 
     async def stop(self, grace_s: float) -> None:
         """Refuse new requests, let the running ones end for `grace_s`, then cancel what is left.

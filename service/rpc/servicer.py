@@ -119,7 +119,7 @@ class GenerationServicer:
             task.uncancel()
             _log.warning("client_not_reading", stall_s=self._stall_s)
             # gRPC leaves a call without a status open for ever. The client is told once it reads.
-            await context.abort(grpc.StatusCode.CANCELLED, "the client does not read")
+            await status.end(context, grpc.StatusCode.CANCELLED, "the client does not read")
         except RequestError as error:
             await status.abort(context, error)
         except grpc.aio.InternalError as error:

@@ -33,8 +33,18 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: RequestError
     metadata = list(status.trailing_metadata)
     if is_retryable(error) and error.retry_after_s is not None:
         metadata.append((PUSHBACK, str(round(error.retry_after_s * 1000))))
+    await end(context, status.code, status.details, tuple(metadata))
+
+
+async def end(
+    context: grpc.aio.ServicerContext[Any, Any],
+    code: grpc.StatusCode,
+    message: str,
+    metadata: tuple[tuple[str, str | bytes], ...] = (),
+) -> Never:
+    """End the call with a status that is not OK. Raises as `abort`."""
     try:
-        await context.abort(status.code, status.details, tuple(metadata))
+        await context.abort(code, message, metadata)
     except grpc.aio.InternalError as gone:
         raise asyncio.CancelledError from gone
 

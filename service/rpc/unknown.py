@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import grpc
 
+from cadenza.service.rpc import status
 from cadenza.service.rpc.servicer import Context
 
 _MAX_NAME_CHARS = 200
@@ -25,6 +26,6 @@ class UnknownMethods(grpc.GenericRpcHandler):
 
         async def refuse(requests: AsyncIterator[bytes], context: Context) -> None:
             message = f"There is no method {name!r} here; the services are {self._services}."
-            await context.abort(grpc.StatusCode.UNIMPLEMENTED, message)
+            await status.end(context, grpc.StatusCode.UNIMPLEMENTED, message)
 
         return grpc.stream_stream_rpc_method_handler(refuse)

@@ -467,7 +467,7 @@ class DrainRequest(_message.Message):
     TIMEOUT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def timeout(self) -> _duration_pb2.Duration:
-        """How long the answer waits for those that are here. Default: not at all."""
+        """How long the answer waits for those that are here, or for `Resume`. Default: not at all."""
 
     def __init__(
         self,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import grpc
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
 
 from cadenza.v1 import generation_pb2 as pb
 from cadenza.v1.generation_pb2_grpc import GenerationServiceStub
@@ -55,6 +57,22 @@ class Talk:
 
     def text_of(self, request_id: str) -> str:
         return "".join(event.tokens.text for event in self.of(request_id))
+
+
+async def refused_field(call: Any) -> str:
+    """The field that the call is refused for, as its rich details name it."""
+    try:
+        await call
+    except grpc.aio.AioRpcError as error:
+        status = rpc_status.from_call(error)
+        assert status is not None
+        assert status.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
+        request = error_details_pb2.BadRequest()
+        [packed] = status.details
+        assert packed.Unpack(request)
+        [violation] = request.field_violations
+        return violation.field
+    raise AssertionError("it was not refused")
 
 
 def turns(*contents: str) -> pb.Chat:

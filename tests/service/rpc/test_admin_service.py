@@ -13,6 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from cadenza.service.admin import Admin, AdminAccess
 from cadenza.service.limits import Limits
+from cadenza.service.request import GenerationRequest
 from cadenza.service.rpc import GrpcServer
 from cadenza.service.rpc.admin_servicer import MAX_TOLD, SERVICE
 from cadenza.v1 import admin_pb2 as pb
@@ -22,7 +23,7 @@ from cadenza.v1.generation_pb2_grpc import GenerationServiceStub
 from cadenza.wire.messages import ResetPrefixCache
 
 from ..conftest import Front, OpenFront
-from .talking import Talk
+from .talking import Talk, refused_field
 
 KEY = (("authorization", "Bearer s3cret"),)
 CALLS: dict[str, Any] = {
@@ -165,6 +166,7 @@ async def test_a_snapshot_has_a_bound(open_front):
 
         assert code is grpc.StatusCode.INVALID_ARGUMENT
         assert details == f"max_requests is {MAX_TOLD + 1}; at most {MAX_TOLD} are told"
+        assert await refused_field(served.stub.GetSnapshot(request)) == "max_requests"
 
 
 async def test_a_snapshot_while_the_engine_loads_has_no_engine(open_front):
@@ -256,6 +258,67 @@ async def test_a_drain_waits_for_what_is_here(open_front):
 
         assert (await draining).in_flight == 0
         assert (await talk.end_of("a")).HasField("finished")
+
+
+async def test_a_drain_waits_no_longer_once_requests_are_taken_again(open_front):
+    async with serving(open_front) as served:
+        front = served.front
+        front.engine.auto = False
+        talk = Talk(served.generation)
+        await talk.submit("a", text="hello", max_tokens=2)
+        await front.engine.until(lambda: bool(front.engine.waiting))
+        request = pb.DrainRequest()
+        request.timeout.FromSeconds(600)
+        draining = asyncio.ensure_future(served.stub.Drain(request))
+        while await served.health() == SERVING:
+            pass
+        assert (await served.stub.Resume(pb.ResumeRequest())).is_ready
+
+        assert (await draining).in_flight == 1
+        front.engine.resume()
+        assert (await talk.end_of("a")).HasField("finished")
+
+
+async def test_a_drain_waits_for_nothing_but_what_it_tells(open_front):
+    """Not for somebody who wants to know a prompt's tokens before the engine is there."""
+    async with serving(open_front, ready=False) as served:
+        generator = served.front.generator
+        encoding = asyncio.create_task(generator.encode(GenerationRequest(text="x")))
+        while not generator.num_queued:  # noqa: ASYNC110 - nothing tells
+            await asyncio.sleep(0)
+        request = pb.DrainRequest()
+        request.timeout.FromSeconds(600)
+        assert (await served.stub.Drain(request)).in_flight == 0
+
+        encoding.cancel()
+
+
+async def test_the_last_change_is_what_health_tells(open_front, monkeypatch):
+    """Also where an earlier one is still being told."""
+    async with serving(open_front) as served:
+        health = served.server._health
+        tell, is_told, may_tell = health.set, asyncio.Event(), asyncio.Event()
+
+        async def slowly(service: str, state: int) -> None:
+            is_told.set()
+            await may_tell.wait()
+            await tell(service, state)
+
+        monkeypatch.setattr(health, "set", slowly)
+        drain = asyncio.ensure_future(served.stub.Drain(pb.DrainRequest()))
+        await is_told.wait()
+        monkeypatch.setattr(health, "set", tell)
+        resume = asyncio.ensure_future(served.stub.Resume(pb.ResumeRequest()))
+        while served.front.generator.is_paused:  # noqa: ASYNC110 - nothing tells
+            await asyncio.sleep(0)
+        may_tell.set()
+        await drain
+        await resume
+
+        stub = health_pb2_grpc.HealthStub(served.channel)
+        for service in ("", SERVICE, "cadenza.v1.GenerationService"):
+            request = health_pb2.HealthCheckRequest(service=service)
+            assert (await stub.Check(request)).status == SERVING
 
 
 async def test_a_drain_with_a_negative_timeout_changes_nothing(open_front):

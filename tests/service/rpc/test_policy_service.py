@@ -21,6 +21,7 @@ from cadenza.v1.policy_pb2_grpc import PolicyServiceStub
 from cadenza.wire.policies import HookFaults
 
 from ..conftest import Front, OpenFront
+from .talking import refused_field
 
 KEY = (("authorization", "Bearer s3cret"),)
 NAME = "cadenza.v1.PolicyService"
@@ -120,6 +121,7 @@ async def test_an_empty_profile_is_all_defaults_and_a_missing_one_is_refused(ope
         assert (await served.use({})).live.decisions == {}
         code, message = await status(served.stub.UseProfile(pb.UseProfileRequest()))
         assert (code, message) == (grpc.StatusCode.INVALID_ARGUMENT, "profile is required")
+        assert await refused_field(served.stub.UseProfile(pb.UseProfileRequest())) == "profile"
 
 
 @pytest.mark.parametrize(
@@ -188,6 +190,7 @@ async def test_unknown_policies_and_those_without_a_name(open_front: OpenFront):
         assert "'lifo' is not in use" in told
         code, told = await status(served.stub.ReleasePolicy(pb.ReleasePolicyRequest()))
         assert (code, told) == (grpc.StatusCode.INVALID_ARGUMENT, "name is required")
+        assert await refused_field(served.stub.ReleasePolicy(pb.ReleasePolicyRequest())) == "name"
 
 
 async def test_an_engine_that_hangs_is_unavailable(open_front: OpenFront):

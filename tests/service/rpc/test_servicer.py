@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -10,6 +11,7 @@ from structlog.testing import capture_logs
 
 from cadenza.service.errors import DeadlineExceeded
 from cadenza.service.rpc.servicer import GenerationServicer
+from cadenza.service.rpc.unknown import UnknownMethods
 
 
 class GoneClient:
@@ -55,6 +57,15 @@ async def test_a_session_with_a_client_that_is_gone_ends_as_a_cancel(generator, 
     assert generator.generations["a"].cancelled.is_set()
     assert logs == []
     assert context.aborts == []
+
+
+async def test_a_client_that_is_gone_before_it_is_told_of_a_method_ends_as_a_cancel():
+    handler = UnknownMethods(["x.Y"]).service(SimpleNamespace(method="/x.Y/Z"))
+    context = GoneClient()
+    with pytest.raises(asyncio.CancelledError):
+        await handler.stream_stream(None, context)
+
+    assert len(context.aborts) == 1
 
 
 @pytest.mark.parametrize("error", [DeadlineExceeded(), ValueError("a bug")])
