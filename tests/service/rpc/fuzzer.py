@@ -73,11 +73,16 @@ _COMMON = (
 )
 
 
+_SHARING = 36  # seeds
+
+
 class Fuzzer:
     """Makes messages; the same seed makes the same."""
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
+        # Streams are few, and those of calls at about the same time have the same names
+        self._streams = [f"stream-{seed // _SHARING}-{index}" for index in range(2)]
         self._hostility = 0.0
         self._num_left = 0  # messages within the one that is made
 
@@ -113,7 +118,18 @@ class Fuzzer:
             field = self.chance.choice(group)
             if self._is_set(field, group, depth):
                 self._set(message, field, depth)
+        if "resume" in descriptor.fields_by_name:
+            self._resume(message)
         return message
+
+    def _resume(self, message: Any) -> None:
+        """Make it go on with a stream now and then, mostly without an input of its own."""
+        if self.chance.random() < 0.6 and not message.HasField("stream_id"):
+            message.stream_id = self._value(message.DESCRIPTOR.fields_by_name["stream_id"])
+        if message.HasField("stream_id") and self.chance.random() < 0.4:
+            message.resume.SetInParent()
+            if self.chance.random() < 0.8:
+                message.ClearField("input")
 
     def _is_set(self, field: FieldDescriptor, group: list[FieldDescriptor], depth: int) -> bool:
         if field.message_type is not None and (depth > 40 or self._num_left <= 0):
@@ -162,7 +178,7 @@ class Fuzzer:
 
     def _value(self, field: FieldDescriptor) -> Any:
         if field.name == "stream_id" and not self._is_hostile():
-            return f"{self.chance.getrandbits(64):x}"  # nobody else's
+            return self.chance.choice(self._streams)
         if field.name in _USUAL and not self._is_hostile():
             return self.chance.choice(_USUAL[field.name])
         match field.cpp_type:

@@ -10,7 +10,7 @@ import asyncio
 import socket
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -28,32 +28,24 @@ from cadenza.v1 import generation_pb2 as pb
 from cadenza.v1.generation_pb2_grpc import GenerationServiceStub
 from cadenza.wire.messages import PolicyConfig, Ready
 from tests.service.byte_tokenizer import make_tokenizer
+from tests.service.manual_timers import ManualTimers
+from tests.service.rpc.fuzz_checks import ALLOWED, check_life, check_session
 from tests.service.rpc.fuzzer import Fuzzer
 
 MAX_MODEL_LEN = 64
 CHECK_EVERY = 7  # steps
 LIMIT_S = 30.0  # for one call; whatever takes longer hangs
 
-TERMINALS = ("finished", "failed")
-# Of a call, or in band. Neither INTERNAL nor UNKNOWN, and UNAVAILABLE while nothing is wrong here.
-ALLOWED = {
-    grpc.StatusCode[name].value[0]
-    for name in (
-        "OK",
-        "CANCELLED",
-        "INVALID_ARGUMENT",
-        "NOT_FOUND",
-        "RESOURCE_EXHAUSTED",
-        "DEADLINE_EXCEEDED",
-    )
-}
-
 
 class Service:
     """A server under test, and a client's calls to it."""
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
+    def __init__(
+        self, channel: grpc.aio.Channel, pass_time: Callable[[], None] = lambda: None
+    ) -> None:
+        """`pass_time` is called after each batch of calls."""
         self.seen: Counter[str] = Counter()
+        self.pass_time = pass_time
         self._stub = GenerationServiceStub(channel)
         self._raw = channel
 
@@ -73,17 +65,26 @@ class Service:
         return answers
 
     async def generate(self, seed: int) -> None:
-        """One Generate, whole or given up."""
+        """One Generate, whole or given up; and now and then the same again."""
         fuzzer = Fuzzer(seed)
-        encoded = fuzzer.message(pb.GenerateRequest).SerializeToString()
-        if fuzzer.chance.random() < 0.1:
+        message = fuzzer.message(pb.GenerateRequest)
+        encoded = message.SerializeToString()
+        if is_garbled := fuzzer.chance.random() < 0.1:
             encoded = fuzzer.garbled(encoded)
-        timeout_s = fuzzer.chance.choice((None, None, None, None, None, 0.002, 5.0))
+        is_resumed = is_garbled or message.HasField("resume")
+        again = message.HasField("stream_id") and fuzzer.chance.random() < 0.3
+        for _ in range(1 + again):
+            timeout_s = fuzzer.chance.choice((None, None, None, None, None, 0.002, 5.0))
+            gives_up = fuzzer.chance.random() < 0.1
+            await self._generate(encoded, timeout_s, gives_up=gives_up, is_resumed=is_resumed)
+
+    async def _generate(
+        self, encoded: bytes, timeout_s: float | None, *, gives_up: bool, is_resumed: bool
+    ) -> None:
         call = self._raw.unary_stream(
             "/cadenza.v1.GenerationService/Generate",
             response_deserializer=pb.GenerateResponse.FromString,
         )(encoded, timeout=timeout_s)
-        gives_up = fuzzer.chance.random() < 0.1
         events: list[pb.Event] = []
         async with asyncio.timeout(LIMIT_S):
             while (response := await _read(call)) is not None:
@@ -95,8 +96,8 @@ class Service:
         assert code.value[0] in ALLOWED, f"{code}: {await call.details()}"
         assert all(event.request_id == "" for event in events)
         assert not any(event.HasField("failed") for event in events)
-        if code is grpc.StatusCode.OK:
-            _check_life(events)
+        if code is grpc.StatusCode.OK and (events or not is_resumed):
+            check_life(events, is_resumed=is_resumed)
 
     async def session(self, seed: int) -> None:
         """One Session of some actions: to its end, or given up."""
@@ -132,56 +133,15 @@ class Service:
         wanted |= {grpc.StatusCode.INVALID_ARGUMENT} if spoils else set()
         wanted |= {grpc.StatusCode.CANCELLED} if gives_up else set()
         assert code in wanted, f"{code}: {await call.details()}"
-        self._check_session(actions, events, whole=not (spoils or gives_up))
+        self._see(events)
+        check_session(actions, events, whole=not (spoils or gives_up))
 
-    def _check_session(
-        self, actions: list[pb.SessionRequest], events: list[pb.Event], *, whole: bool
-    ) -> None:
-        lives: dict[str, list[pb.Event]] = {}
+    def _see(self, events: list[pb.Event]) -> None:
         for event in events:
             if event.HasField("finished"):
                 self.seen["finished"] += 1
             if event.HasField("failed"):
                 self.seen[f"failed {event.failed.code}"] += 1
-                assert event.failed.code in ALLOWED, event
-                assert event.failed.message, event
-            if not event.request_id:
-                assert event.HasField("failed"), event
-                continue
-            life = lives.setdefault(event.request_id, [])
-            life.append(event)
-            if event.WhichOneof("event") in TERMINALS:
-                _check_life(lives.pop(event.request_id))
-        if whole:
-            assert not lives, f"without an end: {[*lives]}"
-            begun = [action for action in actions if action.WhichOneof("action") in _BEGINNING]
-            ends = [event for event in events if event.WhichOneof("event") in TERMINALS]
-            assert len(ends) >= len(begun)
-
-
-_BEGINNING = ("submit", "append")
-
-
-def _check_life(events: list[pb.Event]) -> None:
-    """Accepted, then what happens to its choices, then one end; or it fails at once."""
-    kinds = [event.WhichOneof("event") for event in events]
-    if kinds == ["failed"]:
-        return
-    assert kinds[0] == "accepted", kinds
-    assert [kind in TERMINALS for kind in kinds] == [False] * (len(kinds) - 1) + [True], kinds
-    ended = [event.choice_finished for event in events if event.HasField("choice_finished")]
-    told = Counter[int]()
-    for event in events:
-        if event.HasField("tokens"):
-            told[event.tokens.choice] += len(event.tokens.token_ids)
-    for end in ended:
-        assert told[end.choice] == end.completion_tokens
-    if kinds[-1] == "finished":
-        num = events[0].accepted.num_choices
-        assert sorted(end.choice for end in ended) == [*range(num)]
-        usage = events[-1].finished.usage
-        assert usage.completion_tokens == told.total()
-        assert usage.prompt_tokens == events[0].accepted.prompt_tokens
 
 
 async def _read(call: Any) -> Any:
@@ -265,17 +225,23 @@ async def serve_scheduler() -> AsyncIterator[Service]:
     ours, theirs = socket.socketpair()
     loop = _CheckedLoop(theirs, driver, ready)
     client = await EngineClient.connect(ours)
-    # Streams of clients that have left are given up at once, as all other requests are
-    given_up = Limits(resumption=ResumptionLimits(grace_s=0))
-    generator = Generator(client, tokenizer, model_names=["tiny"], limits=given_up)
+    # Streams of clients that have left are kept for some batches, and little of them
+    limits_of_streams = Limits(resumption=ResumptionLimits(grace_s=3, max_bytes=4096))
+    timers = ManualTimers()
+    generator = Generator(
+        client, tokenizer, model_names=["tiny"], limits=limits_of_streams, later=timers
+    )
     server = GrpcServer(generator, port=0)
     try:
         await client.ready()
         port = await server.start()
         try:
             async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-                yield Service(channel)
+                service = Service(channel, pass_time=lambda: timers.advance(1))
+                yield service
+                service.seen["resumed"] = generator.metrics.streams_resumed["grpc"]
         finally:
+            generator.resumption.close()
             await server.stop(0)
         assert generator.num_queued == client.num_rows == 0
     finally:
@@ -316,6 +282,7 @@ async def call_at_random(service: Service, first_seed: int, num: int, at_once: i
         async with asyncio.TaskGroup() as calls:
             for seed in seeds:
                 calls.create_task(_one(service, seed))
+        service.pass_time()
         if (begin - first_seed) // at_once % 8 == 0:
             assert await service.reference() == expected, f"after the seeds {seeds}"
     assert await service.reference() == expected
