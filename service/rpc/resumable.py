@@ -101,11 +101,11 @@ async def _tell(generator: Generator, request: GenerationRequest, stream: Resuma
         async for batch in batches:
             entries: list[Entry] = []
             for number, encoded in enumerate(batch, stream.log.num_told + 1):
-                [event] = pb.GenerateResponse.FromString(encoded).events
-                event.number = number
+                body = wire_format.bare(encoded)
+                event = pb.Event.FromString(body)  # a generation's may have become several
                 if event.HasField("tokens"):
                     offsets[event.tokens.choice] += len(event.tokens.token_ids)
-                entries.append(Entry(event.SerializeToString(), tuple(offsets)))
+                entries.append(Entry(wire_format.numbered(body, number), tuple(offsets)))
             stream.tell(entries)
             stream.count(sum(offsets))
     transcript.close()

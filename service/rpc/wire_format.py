@@ -45,6 +45,7 @@ _varints = _Varints()
 
 _EVENTS = _tag(pb.SessionResponse.EVENTS_FIELD_NUMBER, _BYTES)
 _REQUEST_ID = _tag(pb.Event.REQUEST_ID_FIELD_NUMBER, _BYTES)
+_NUMBER = _tag(pb.Event.NUMBER_FIELD_NUMBER, _VARINT)
 _TOKENS = _tag(pb.Event.TOKENS_FIELD_NUMBER, _BYTES)
 _CHOICE = _tag(pb.Tokens.CHOICE_FIELD_NUMBER, _VARINT)
 _TEXT = _tag(pb.Tokens.TEXT_FIELD_NUMBER, _BYTES)
@@ -59,6 +60,19 @@ def _field(tag: bytes, value: bytes) -> bytes:
 def event(message: pb.Event) -> bytes:
     """Any event."""
     return _field(_EVENTS, message.SerializeToString())
+
+
+def bare(encoded: bytes) -> bytes:
+    """The `pb.Event` within what `event` or `tokens` made, encoded as it is alone."""
+    start = len(_EVENTS)
+    while encoded[start] > 0x7F:  # the length
+        start += 1
+    return encoded[start + 1 :]
+
+
+def numbered(body: bytes, number: int) -> bytes:
+    """An encoded `pb.Event` without a `number`, as the event of this one."""
+    return b"%b%b%b" % (body, _NUMBER, _varint(number))
 
 
 def named(body: bytes, request_id: str) -> bytes:

@@ -38,3 +38,16 @@ def test_events_that_are_joined_are_a_message_of_either_kind(events):
 
     assert pb.SessionResponse.FromString(joined) == pb.SessionResponse(events=events)
     assert pb.GenerateResponse.FromString(joined) == pb.GenerateResponse(events=events)
+
+
+@given(TEXTS, TEXTS, IDS, st.integers(1, 2**64 - 1))
+def test_an_encoded_event_gets_a_number_and_a_name(request_id, text, ids, number):
+    event = pb.Event(tokens=pb.Tokens(text=text, token_ids=ids))
+    body = wire_format.bare(wire_format.event(event))
+    assert body == event.SerializeToString()
+
+    event.number = number
+    numbered = wire_format.numbered(body, number)
+    assert numbered == event.SerializeToString()
+    event.request_id = request_id
+    assert pb.SessionResponse.FromString(wire_format.named(numbered, request_id)).events == [event]
