@@ -27,7 +27,7 @@ from cadenza.service.policy_control import PolicyControl
 from cadenza.service.resumable_stream import Later
 from cadenza.service.tokenizer import Tokenizer
 from cadenza.service.tracing import Tracer
-from cadenza.wire.messages import PolicyConfig
+from cadenza.wire.messages import DescribePolicies, PolicyConfig
 
 from .byte_tokenizer import make_tokenizer
 from .entering import front_policies
@@ -49,6 +49,20 @@ class Front:
 
     def says_tokens(self, *ids: int) -> None:
         self.engine.reply = lambda submit: list(ids)
+
+    async def step(self, count: int = 1) -> None:
+        """Let the engine step, and whoever reads have each step's tokens alone."""
+        for _ in range(count):
+            self.engine.step()
+            await self.told()
+
+    async def told(self) -> None:
+        """Wait until all that the engine has said is told: it answers behind that.
+
+        Once for what it said, and once for those whom that has woken.
+        """
+        for _ in range(2):
+            await self.client.ask(DescribePolicies)
 
     def is_clean(self) -> bool:
         """Whether nothing is left of any request, here or in the engine."""

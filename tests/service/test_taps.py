@@ -49,26 +49,20 @@ async def launched(front, **more: object) -> Generation:
     return generation
 
 
-async def stepped(front) -> None:
-    front.engine.step()
-    for _ in range(5):
-        await asyncio.sleep(0.001)
-
-
 @pytest.mark.parametrize("n", [1, 3])
 def test_a_step_is_tapped_once_and_wakes_nobody_short_of_the_end(run, open_front, n):
     async def main():
         async with open_front() as front:
             reader = Reader(await launched(front, n=n, max_tokens=3))
             await asyncio.sleep(0)
-            await stepped(front)
+            await front.step()
             first = sum(reader.num_tapped)
-            await stepped(front)
+            await front.step()
 
             assert first == n
             assert reader.num_tapped[-1] == n
             assert reader.read == []
-            await stepped(front)
+            await front.step()
             await reader.task
             [last] = reader.read
             assert num_tokens(last) + sum(reader.num_tapped) == 3 * n
@@ -82,8 +76,8 @@ def test_what_the_tap_leaves_is_the_readers(run, open_front):
         async with open_front() as front:
             reader = Reader(await launched(front, max_tokens=2), lambda: False)
             await asyncio.sleep(0)
-            await stepped(front)
-            await stepped(front)
+            await front.step()
+            await front.step()
             await reader.task
 
             assert sum(map(num_tokens, reader.read)) == 2
@@ -97,7 +91,7 @@ def test_the_tap_takes_nothing_while_the_reader_is_elsewhere(run, open_front):
             generation = await launched(front, max_tokens=9)
             tapped: list[int] = []
             generation.tap(lambda: bool(tapped.append(1)))
-            await stepped(front)
+            await front.step()
             batch = await anext(generation)
 
             assert tapped == []
@@ -116,8 +110,8 @@ def test_what_the_tap_raises_is_raised_to_the_reader_alone(run, open_front):
             reader = Reader(await launched(front, max_tokens=9), broken)
             other = Reader(await launched(front, max_tokens=2))
             await asyncio.sleep(0)
-            await stepped(front)
-            await stepped(front)
+            await front.step()
+            await front.step()
 
             with pytest.raises(ValueError, match="broken"):
                 await reader.task

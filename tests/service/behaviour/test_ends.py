@@ -15,6 +15,7 @@ from cadenza.service.generation import Generation
 from cadenza.service.limits import Limits
 from tests.transports import Failure, Told, Transport
 
+from ..waiting import until
 from .conftest import Served
 
 LONG = {"prompt": "x", "max_tokens": 200, "ignore_eos": True}
@@ -160,12 +161,6 @@ def test_a_request_that_is_given_up(run, serve, state: str):
                     assert generator.metrics.finished["abort"] == number
 
     run(main())
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - nothing tells
-            await asyncio.sleep(0.001)
 
 
 def test_a_full_queue(run, serve):

@@ -9,6 +9,7 @@ import openai
 import pytest
 
 from cadenza.service.limits import Limits
+from tests.service.waiting import until
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 TENANT = "x-gateway-inference-fairness-id"
@@ -25,9 +26,7 @@ def is_clean(served: Any) -> bool:
 
 
 async def until_queued(served: Any, choices: int) -> None:
-    async with asyncio.timeout(10):
-        while served.front.generator.num_queued != choices:  # noqa: ASYNC110 - nothing tells
-            await asyncio.sleep(0.001)
+    await until(lambda: served.front.generator.num_queued == choices)
 
 
 def quota(**options: Any) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from cadenza.service.http.connection import ConnectionLimits
 from cadenza.service.limits import Limits
 from cadenza.service.request import GenerationRequest
 from cadenza.wire.messages import FaultCount
+from tests.service.waiting import until
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 CHAT_TOO = {"messages": [{"role": "user", "content": "x"}]}
@@ -77,9 +78,7 @@ def test_a_client_that_leaves_while_its_prompt_is_encoded_is_forgotten(run, serv
                 await asyncio.to_thread(entered.wait, 10)
                 assert served.front.generator.num_queued == 1
                 writer.close()
-                async with asyncio.timeout(10):
-                    while served.front.generator.num_queued:  # noqa: ASYNC110
-                        await asyncio.sleep(0.01)
+                await until(lambda: not served.front.generator.num_queued)
                 leave.set()
             await served.http.post(COMPLETIONS, json={"prompt": "x"})
             assert len(served.front.engine.submits()) == 1

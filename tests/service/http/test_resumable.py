@@ -14,6 +14,7 @@ from cadenza.service.limits import Limits, ResumptionLimits
 from cadenza.service.stream_log import StreamLog
 
 from ..manual_timers import ManualTimers
+from ..waiting import until
 from .conftest import Served, request_bytes
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -79,23 +80,6 @@ def waiting(served: Served, count: int = 1) -> Callable[[], bool]:
     return lambda: served.front.generator.resumption.num_waiting == count
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - nothing tells
-            await asyncio.sleep(0.001)
-
-
-async def step(served: Served, count: int = 1) -> None:
-    """Let the engine step, each step's tokens alone."""
-    metrics = served.front.generator.metrics
-    for _ in range(count):
-        before = metrics.generation_tokens
-        served.front.engine.step()
-        await until(lambda: metrics.generation_tokens > before)  # noqa: B023 - waited for here
-        for _ in range(5):  # until it is told
-            await asyncio.sleep(0)
-
-
 def text_of(stream: str) -> str:
     """The texts of a completion's chunks, joined."""
     data = [event.partition("data: ")[2] for event in stream.split("\n\n")]
@@ -121,7 +105,7 @@ def test_what_follows_a_drop_is_what_would_have_followed(
             client = Client(served, path, body)
             reader = await client.connect()
             await served.front.engine.until(lambda: bool(served.front.engine.waiting))
-            await step(served, num_events)
+            await served.front.step(num_events)
             await client.read_events(reader, num_events)
             client.drop()
             await until(waiting(served))
@@ -145,7 +129,7 @@ def test_ids_are_numbers_and_the_tokens_of_each_choice(run, serve):
             served.front.engine.auto = False
             answering = asyncio.create_task(served.http.post(CHAT, json={**CHAT_BODY, "n": 2}))
             await served.front.engine.until(lambda: len(served.front.engine.waiting) == 2)
-            await step(served, 3)
+            await served.front.step(3)
             text = (await answering).text
             ids = [line[4:] for line in text.splitlines() if line.startswith("id: ")]
             assert ids == [
@@ -194,7 +178,7 @@ def test_text_that_was_held_back_at_the_drop_comes_once(
             client = Client(served, COMPLETIONS, {**BODY, **fields})
             reader = await client.connect()
             await served.front.engine.until(lambda: bool(served.front.engine.waiting))
-            await step(served, num_steps)
+            await served.front.step(num_steps)
             await client.read_events(reader, 1)
             client.drop()
             await until(waiting(served))
@@ -262,7 +246,7 @@ def test_a_client_takes_over_its_own_connection_that_is_half_dead(run, serve):
             client = Client(served, COMPLETIONS, BODY)
             reader = await client.connect()
             await engine.until(lambda: bool(engine.waiting))
-            await step(served, 2)
+            await served.front.step(2)
             await client.read_events(reader, 2)
             second = asyncio.create_task(client.post())
             old = await reader.readuntil(b"\r\n0\r\n\r\n")
@@ -450,7 +434,7 @@ def test_a_connection_that_meets_a_bug_is_told_and_another_goes_on(run, serve, m
             client = Client(served, COMPLETIONS, BODY)
             reader = await client.connect()
             await engine.until(lambda: bool(engine.waiting))
-            await step(served)
+            await served.front.step()
             await client.read_events(reader, 1)
 
             def broken(*_: object) -> None:
@@ -489,7 +473,7 @@ def test_a_drain_waits_for_streams_that_may_be_gone_on_with(run, serve):
             for client in clients:
                 reader = await client.connect()
                 await engine.until(lambda: bool(engine.waiting))
-                await step(served)
+                await served.front.step()
                 await client.read_events(reader, 1)
                 client.drop()
             await until(waiting(served, 2))

@@ -8,6 +8,8 @@ import time
 import grpc
 from structlog.testing import capture_logs
 
+from tests.service.waiting import until
+
 
 async def read(call) -> tuple[str, grpc.StatusCode]:
     """The text, and the code that ended it."""
@@ -67,9 +69,7 @@ async def test_whoever_notices_first_the_code_is_the_same_and_nothing_is_left(
             codes = {code for _, code in await asyncio.gather(*map(read, calls))}
 
             assert codes == {grpc.StatusCode.DEADLINE_EXCEEDED}
-            async with asyncio.timeout(10):
-                while not (front.is_clean() and front.generator.is_idle):  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
+            await until(lambda: front.is_clean() and front.generator.is_idle)
             pacing.cancel()
     assert logs == []
     assert caplog.records == []  # gRPC's own

@@ -47,8 +47,7 @@ async def test_all_is_told_in_order_whichever_way_it_goes(open_front, is_open, n
         reading = asyncio.create_task(read())
         await front.engine.until(lambda: bool(front.engine.waiting))
         for _ in range(5):
-            front.engine.step()
-            await asyncio.sleep(0.005)
+            await front.step()
         await reading
     events = pb.SessionResponse.FromString(b"".join(outlet.events)).events
     kinds = [event.WhichOneof("event") for event in events]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -17,6 +17,7 @@ from cadenza.service.stream_log import Entry
 from cadenza.v1 import generation_pb2 as pb
 from tests.service.manual_timers import ManualTimers
 from tests.service.rpc.talking import Talk
+from tests.service.waiting import until
 
 NOT_FOUND, ALREADY_EXISTS, ABORTED, CANCELLED = 5, 6, 10, 1
 INVALID_ARGUMENT, UNAVAILABLE = 3, 14
@@ -30,23 +31,6 @@ def generate(resume: pb.Resume | None = None, **fields: Any) -> pb.GenerateReque
 def submit(request_id: str, resume: pb.Resume | None = None, **more: Any) -> pb.Submit:
     given = pb.GenerationInput(text="x", max_tokens=64)
     return pb.Submit(request_id=request_id, input=given, stream_id="s", resume=resume, **more)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - nothing tells
-            await asyncio.sleep(0.001)
-
-
-async def step(front, count: int = 1) -> None:
-    """Let the engine step, each step's tokens alone."""
-    metrics = front.generator.metrics
-    for _ in range(count):
-        before = metrics.generation_tokens
-        front.engine.step()
-        await until(lambda: metrics.generation_tokens > before)  # noqa: B023 - waited for here
-        for _ in range(5):  # until it is told
-            await asyncio.sleep(0)
 
 
 async def waiting(front) -> None:
@@ -87,7 +71,7 @@ async def dropped(front, stub, num_tokens: int, **fields: Any) -> list[pb.Event]
     call = stub.Generate(generate(**fields))
     await front.engine.until(lambda: bool(front.engine.waiting))
     reading = asyncio.create_task(read(call, num_tokens))
-    await step(front, num_tokens)
+    await front.step(num_tokens)
     events = await reading
     call.cancel()
     await waiting(front)
@@ -189,7 +173,7 @@ async def test_a_session_that_drops_leaves_its_stream(serve_front):
         await talk.send(submit("a"))
         await talk.submit("plain", text="y", max_tokens=64)
         await front.engine.until(lambda: len(front.engine.waiting) == 2)
-        await step(front, 2)
+        await front.step(2)
         talk.call.cancel()
         await waiting(front)
         await front.engine.until(lambda: len(front.engine.cancels()) == 1)
@@ -378,7 +362,7 @@ async def test_what_nobody_reads_is_bounded_and_parked(serve_front):
 async def test_a_lost_engine_is_told_behind_what_came(serve_front):
     async with serve_front() as (front, stub):
         await dropped(front, stub, 1)
-        await step(front)
+        await front.step()
         front.engine.die()
         await front.client.lost()
         for _ in range(2):
@@ -399,7 +383,7 @@ async def test_beside_its_events_a_stream_keeps_tokens_until_it_fails(serve_fron
         call = stub.Generate(pb.GenerateRequest(input=generate().input, stream_id="t"))
         front.engine.auto = False
         await front.engine.until(lambda: bool(front.engine.waiting))
-        await step(front)
+        await front.step()
         [_, stream] = front.generator.resumption._streams.values()
         assert stream.memo is not None
         front.engine.fail("no luck", max(front.engine.running))
