@@ -175,13 +175,15 @@ class _Writer:
             self._stall()
 
     async def begun(self) -> None:
-        """Wait, for a bounded time, until no first write is under way.
+        """Wait until no first write is under way; cancelled with the call.
 
         The call's initial metadata goes with it, and until that is known to be sent gRPC would send
-        it again with a status: which fails, and leaves the call open for ever.
+        it again with a status: which fails, and leaves the call open for ever. So this takes as
+        long as a status behind any other write would: until the client reads, or is gone, or the
+        server stops. Nothing but that write is left of the call by then.
         """
         if self._first is not None and not self._first.done():
-            await asyncio.wait([self._first], timeout=self._stall_s)
+            await asyncio.wait([self._first])
 
     def _stall(self) -> None:
         assert self._call is not None

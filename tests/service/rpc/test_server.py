@@ -15,7 +15,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 )
 
 from cadenza.service.events import Delta
-from cadenza.service.rpc import GrpcServer
+from cadenza.service.rpc import GrpcServer, codec, wire_format
 from cadenza.v1 import generation_pb2 as pb
 
 SERVICE = "cadenza.v1.GenerationService"
@@ -186,6 +186,40 @@ async def test_a_call_that_cannot_be_written_to_is_cancelled(
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await events_until(call, 4001)
         assert caught.value.code() is grpc.StatusCode.CANCELLED
+
+
+@pytest.fixture
+def large_first(monkeypatch) -> None:
+    """Let what a request is told first be more than a window."""
+    large = wire_format.event(pb.Event(tokens=pb.Tokens(text="x" * 2_000_000)))
+    monkeypatch.setattr(codec, "accepted", lambda *_: large)
+
+
+async def test_a_call_whose_first_write_stalls_is_told_whenever_its_client_reads(
+    generator, serve, request_of, large_first
+):
+    async with serve(WINDOW, stall_s=0.1) as served:
+        call = served.stub.Generate(request_of("a"))
+        await (await generator.generation("a")).cancelled.wait()
+        await asyncio.sleep(0.2)  # it does not read for longer yet
+        async with asyncio.timeout(10):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await events_until(call, 2)
+        assert caught.value.code() is grpc.StatusCode.CANCELLED
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+async def test_a_first_write_that_stalls_does_not_hold_the_server(
+    generator, serve, request_of, large_first, is_cancelled
+):
+    async with serve(WINDOW, stall_s=0.2) as served:
+        call = served.stub.Generate(request_of("a"))
+        await (await generator.generation("a")).cancelled.wait()
+        if is_cancelled:
+            call.cancel()
+        async with asyncio.timeout(10):
+            await served.server.stop(10 if is_cancelled else 0.05)
+        call.cancel()
 
 
 async def test_a_call_that_cannot_be_told_its_end_does_not_hold_the_server(
