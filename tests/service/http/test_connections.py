@@ -10,9 +10,10 @@ import weakref
 
 import pytest
 
+from cadenza.service.http.answer import Answer
 from cadenza.service.http.completions import Completions
 from cadenza.service.http.connection import ConnectionLimits
-from cadenza.service.http.endpoint import Answer, _stream
+from cadenza.service.http.endpoint import _stream
 from cadenza.service.http.errors import ClientGone
 
 from .conftest import request_bytes

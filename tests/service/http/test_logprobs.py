@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from cadenza.service.events import Delta, Finished, FinishReason, PositionLogprobs, TokenLogprob
+from cadenza.service.http.answer import Answer
 from cadenza.service.http.chat import Chat
 from cadenza.service.http.completions import Completions
 from cadenza.service.http.dialect import ChoiceState
-from cadenza.service.http.endpoint import Answer
 from cadenza.service.http.logprobs import MAX_POSITIONS, bounded
 
 HI = [{"role": "user", "content": "hi"}]
