@@ -26,7 +26,8 @@ from cadenza.service.http.errors import JsonResponse, error_object
 from cadenza.service.http.wishes import read_wishes
 from cadenza.service.resumable_stream import Reader, ResumableStream, StreamKey, Tell
 from cadenza.service.resumption import Resumption, stream_id
-from cadenza.service.stream_log import Entry, Place
+from cadenza.service.stream_log import Place
+from cadenza.service.stream_telling import Telling
 
 PLACE_HEADER = "last-event-id"
 
@@ -144,39 +145,30 @@ class _Told:
     """Encodes events, with their places as ids."""
 
     def __init__(self, num_choices: int, stream: ResumableStream) -> None:
-        self._offsets = [0] * num_choices
-        self._stream = stream
+        self._telling = Telling(num_choices, stream)
 
     def add(self, batch: list[ByEvent]) -> None:
-        entries: list[Entry] = []
         for event, encoded in batch:
             told = encoded.split(_END)[:-1]  # JSON has no line ends of its own
-            for index, each in enumerate(told):
-                if index == len(told) - 1:
-                    self._count(event)
-                entries.append(self._entry(len(entries), each))
-            if not told:
-                self._count(event)
-        self._stream.tell(entries)
-        self._stream.count(sum(self._offsets))
+            for each in told[:-1]:
+                self._put(each)
+            if isinstance(event, Delta):
+                self._telling.count(event.choice, len(event.token_ids))
+            if told:
+                self._put(told[-1])
+        self._telling.tell()
 
     def finish(self) -> None:
-        self._stream.tell([self._entry(0, b"data: [DONE]")])
+        self._put(b"data: [DONE]")
+        self._telling.tell()
 
     def fail(self, error: RequestError) -> None:
-        encoded = sse.encoded(error_object(error)).removesuffix(_END)
-        self._stream.tell([self._entry(0, encoded)])
+        self._put(sse.encoded(error_object(error)).removesuffix(_END))
+        self._telling.tell()
 
-    def _count(self, event: Event | None) -> None:
-        if isinstance(event, Delta):
-            self._offsets[event.choice] += len(event.token_ids)
-
-    def _entry(self, index: int, event: bytes) -> Entry:
-        """The event that will be told behind so many others, with its place."""
-        offsets = tuple(self._offsets)
-        number = self._stream.log.num_told + index + 1
-        place = f"{number}:{'.'.join(map(str, offsets))}"
-        return Entry(b"id: %b\n%b%b" % (place.encode(), event, _END), offsets)
+    def _put(self, event: bytes) -> None:
+        place = f"{self._telling.number}:{'.'.join(map(str, self._telling.offsets))}"
+        self._telling.add(b"id: %b\n%b%b" % (place.encode(), event, _END))
 
 
 async def deliver(reader: Reader, scope: Scope, receive: Receive, send: Send) -> None:

@@ -17,7 +17,8 @@ from cadenza.service.rpc import wire_format
 from cadenza.service.rpc.codec import batches
 from cadenza.service.rpc.relay import relay
 from cadenza.service.rpc.transcripts import Transcript, transcript_of
-from cadenza.service.stream_log import Entry, Place
+from cadenza.service.stream_log import Place
+from cadenza.service.stream_telling import Telling
 from cadenza.v1 import generation_pb2 as pb
 
 
@@ -96,18 +97,16 @@ async def _tell(generator: Generator, request: GenerationRequest, stream: Resuma
     flow = stream.flow
     generation = await generator.submit(replace(request, credit=flow.first), flow)
     transcript = stream.memo = transcript_of(generation, request)
-    offsets = [0] * generation.num_choices
+    telling = Telling(generation.num_choices, stream)
     async with aclosing(relay(generation, on_event=transcript.add)) as batches:
         async for batch in batches:
-            entries: list[Entry] = []
-            for number, encoded in enumerate(batch, stream.log.num_told + 1):
+            for encoded in batch:
                 body = wire_format.bare(encoded)
                 event = pb.Event.FromString(body)  # a generation's may have become several
                 if event.HasField("tokens"):
-                    offsets[event.tokens.choice] += len(event.tokens.token_ids)
-                entries.append(Entry(wire_format.numbered(body, number), tuple(offsets)))
-            stream.tell(entries)
-            stream.count(sum(offsets))
+                    telling.count(event.tokens.choice, len(event.tokens.token_ids))
+                telling.add(wire_format.numbered(body, telling.number))
+            telling.tell()
     transcript.close()
 
 
