@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -90,22 +90,30 @@ HANGING = {
     ),
     "when it is tried": POLICY.format(arguments="self", answer="hang()"),
 }
-HANG = """
-import threading
-go = threading.Event()
+HANG = f"""
+import sys
+go = sys.modules[{__name__!r}].hanging.go
 def hang():
     while not go.wait(0.01):
         pass
 """
 
 
+class Hanging:
+    """What modules of this test wait for, though they may be imported when it is over."""
+
+    go = threading.Event()
+
+
+hanging = Hanging()
+
+
 @pytest.fixture
 def go() -> Iterator[None]:
     """Ends whatever hangs still."""
+    hanging.go = threading.Event()
     yield
-    module = sys.modules.get("cadenza_plugin_mine")
-    if module is not None:
-        module.go.set()
+    hanging.go.set()
 
 
 @pytest.mark.parametrize("case", HANGING)
