@@ -8,8 +8,8 @@ from typing import Any
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024  # as much as the body of an HTTP request
 # Calls at once; a client's further ones wait for these. Each may have an outbox full, so that a
-# connection takes 64 MiB at most.
-MAX_STREAMS = 128
+# connection takes 128 MiB at most.
+MAX_STREAMS = 256
 # A client that answers no pings is gone after at most the sum, whether it has calls or not.
 PING_EVERY_MS = 5_000
 PING_ANSWERED_MS = 4_000

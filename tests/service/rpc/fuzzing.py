@@ -10,7 +10,7 @@ import asyncio
 import socket
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -109,6 +109,7 @@ class Service:
         actions = [fuzzer.message(pb.SessionRequest) for _ in range(fuzzer.chance.randint(0, 16))]
         spoils = fuzzer.chance.random() < 0.1
         gives_up = fuzzer.chance.random() < 0.1
+        actions += _grants(actions)
         reading = asyncio.create_task(_read_all(call))
         async with asyncio.timeout(LIMIT_S):
             try:
@@ -154,6 +155,15 @@ async def _read(call: Any) -> Any:
             return None
         raise
     return None if response is grpc.aio.EOF else response
+
+
+def _grants(actions: Sequence[pb.SessionRequest]) -> list[pb.SessionRequest]:
+    """Credit for what would stay parked behind a half-close, for another Session to go on with."""
+    submits = [action.submit for action in actions if action.submit.HasField("stream_id")]
+    return [
+        pb.SessionRequest(credit=pb.Credit(request_id=submit.request_id, tokens=1 << 30))
+        for submit in submits
+    ]
 
 
 async def _read_all(call: Any) -> list[pb.Event]:
