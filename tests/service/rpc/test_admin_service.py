@@ -128,6 +128,7 @@ async def test_load_and_snapshot_tell_what_there_is_to_do(open_front):
         served.front.engine.auto = False
         talk = Talk(served.generation)
         await talk.submit("a", text="hello", n=2, tenant="t")
+        await served.front.engine.until(lambda: len(served.front.engine.waiting) == 2)
         await talk.submit("b", text="other")
         await served.front.engine.until(lambda: len(served.front.engine.waiting) == 3)
         load = await served.stub.GetLoad(pb.GetLoadRequest())
