@@ -80,6 +80,7 @@ class _Call(NamedTuple):
     limit_s: float  # what was left of the budget
     before_s: float  # that the policy had spent of it
     elapsed_s: float
+    own_s: float  # of these, what it did not certainly wait to be run
     interrupted: str | None = None  # where it was, perhaps unknown; None: it ended by itself
 
 
@@ -199,9 +200,10 @@ class PolicyRunner:
             tally.spent_s += elapsed_s
         else:
             before_s = standing.spent_s
-            tally.spent_s += self._spend(standing, elapsed_s)
+            own_s = self._spend(standing, elapsed_s)
+            tally.spent_s += own_s
             if interrupted is not None or elapsed_s > limit_s:
-                call = _Call(limit_s, before_s, elapsed_s, interrupted)
+                call = _Call(limit_s, before_s, elapsed_s, own_s, interrupted)
                 return self._judge_overrun(asked, answer, fault, call)
             asked.was_excused = False
         if fault is not None:
@@ -329,10 +331,12 @@ class PolicyRunner:
     def _excuse(self, asked: Hook, call: _Call) -> str | None:
         """None if it had the processor, or slept, or time enough without either; else what it was.
 
-        A busy machine is no fault; but one that had all of the time, and took too long twice
-        running, is not excused by it again. What a policy has spent of the budget before, in
-        whatever hook, others have not spent.
+        A busy machine is no fault. Where nobody knows whether it was that, one that had all of the
+        time, and took too long twice running, is not excused again. What a policy has spent of the
+        budget before, in whatever hook, others have not spent.
         """
+        if call.own_s < min(call.limit_s, call.elapsed_s):
+            return _BUSY
         taken_s = self._guard.taken_s()
         if call.elapsed_s >= PATIENCE_S or taken_s >= self._budget_s:
             return None
@@ -349,7 +353,7 @@ class PolicyRunner:
         started_s = self._timer()
         fault = self._rebuild(asked.policy, limit_s)
         elapsed_s = self._timer() - started_s
-        self._spend(asked.standing, elapsed_s)
+        own_s = self._spend(asked.standing, elapsed_s)
         if fault is None:
             asked.standing.is_spoilt = False
             return
@@ -357,7 +361,7 @@ class PolicyRunner:
         fault = fault._replace(text=f"cannot be built anew: {fault.text}")
         excuse = None
         if elapsed_s > limit_s:
-            excuse = self._excuse(asked, _Call(limit_s, before_s, elapsed_s))
+            excuse = self._excuse(asked, _Call(limit_s, before_s, elapsed_s, own_s))
         if excuse is not None:
             self._ledger.excuse(asked, self._when, fault.text, excuse)
         else:

@@ -427,7 +427,20 @@ def test_who_waits_for_too_long_is_at_fault_without_computing(asked: Asked):
     assert asked.runner.faults == 1
 
 
-def test_twice_running_the_machine_is_no_excuse(asked: Asked):
+def test_who_certainly_waited_for_the_processor_is_never_at_fault(asked: Asked):
+    asked.machine.computed_s = asked.machine.owned_s = 0.009
+    asked.machine.act = asked.machine.takes(0.080)
+    for _ in range(6):
+        assert asked.order() == MY_ORDER
+        asked.next_step()
+    assert asked.runner.faults == 0
+
+    asked.machine.computed_s = asked.machine.owned_s = 0.011
+    assert asked.order() == DEFAULT_ORDER
+    assert asked.runner.faults == 1
+
+
+def test_where_nobody_knows_the_machine_is_no_excuse_twice_running(asked: Asked):
     asked.machine.computed_s = 0.001
     asked.machine.act = asked.machine.takes(0.011)
     assert asked.order() == MY_ORDER
