@@ -23,7 +23,6 @@ status is 3 where they are missing, unless --no-peer says that only our own figu
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import os
 import subprocess
@@ -43,6 +42,8 @@ from machine import heading
 from our_scheduler import Ours
 from scheduler_orders import HEADER, measure_orders
 from scheduler_orders import Row as OrderRow
+
+from cadenza.wire.heap import freeze_heap
 
 CASES = ("steady", "turnover", "churn")
 SHAPES = ((256, 0), (1024, 0), (1024, 10_000))  # running, waiting
@@ -292,7 +293,7 @@ def parse() -> argparse.Namespace:
 
 def main() -> int:
     options = parse()
-    gc.freeze()  # as the engine does
+    freeze_heap()  # as the engine does
     print(heading())
     if options.orders_only:
         show([], measure_each_order(options))
