@@ -28,34 +28,20 @@ def policies(generator: Generator) -> Iterator[Family]:
         samples=[((hook, policy), 1) for hook, each in decides.items() for policy in each],
     )
     uses = [*engine.hook_uses, *front.uses]
-    yield Family(
-        name="policy_calls",
-        kind="counter",
-        text="Times a policy was asked.",
-        labels=("policy", "hook"),
-        samples=[((use.policy, use.hook), use.calls) for use in uses],
+    counted = (
+        ("policy_calls", "calls", "Times a policy was asked."),
+        ("policy_seconds", "spent_s", "Time that this took."),
+        ("policy_passed_over", "passed_over", "Times a policy was to be asked and was not."),
+        ("policy_excused", "excused", "Calls of a policy that were interrupted without its fault."),
     )
-    yield Family(
-        name="policy_seconds",
-        kind="counter",
-        text="Time that this took.",
-        labels=("policy", "hook"),
-        samples=[((use.policy, use.hook), use.spent_s) for use in uses],
-    )
-    yield Family(
-        name="policy_passed_over",
-        kind="counter",
-        text="Times a policy was to be asked and was not.",
-        labels=("policy", "hook"),
-        samples=[((use.policy, use.hook), use.passed_over) for use in uses],
-    )
-    yield Family(
-        name="policy_excused",
-        kind="counter",
-        text="Calls of a policy that were interrupted without its fault.",
-        labels=("policy", "hook"),
-        samples=[((use.policy, use.hook), use.excused) for use in uses],
-    )
+    for name, field, text in counted:
+        yield Family(
+            name=name,
+            kind="counter",
+            text=text,
+            labels=("policy", "hook"),
+            samples=[((use.policy, use.hook), getattr(use, field)) for use in uses],
+        )
     # those that never failed do not show
     faults = [(c.policy, c.hook, c.faults, c.quarantined) for c in engine.policy_faults]
     faults += [(c.policy, c.hook, c.faults, c.quarantined) for c in front.faults]
