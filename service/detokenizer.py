@@ -6,17 +6,15 @@ import codecs
 from collections.abc import Sequence
 
 import tokenizers
-from tokenizers.decoders import DecodeStream
 
-from cadenza.service.token_texts import TokenTexts
+from cadenza.service.token_texts import INCOMPLETE, TokenTexts
 
 # Python reads a codec's module from disk when it is first used, which would be on the loop.
 _SURROGATES = "utf-16-le"
 codecs.lookup(_SURROGATES)
 
-# How much of what came before a decoder must see to join correctly (leading spaces, a byte pair).
+# How much of a prompt a decoder must see to join correctly (leading spaces, tokens without text).
 _CONTEXT_TOKENS = 8
-_TRIM_TOKENS = 64
 # A UTF-8 character has at most four bytes, so that this many open tokens are no character.
 _MAX_HELD = 4
 
@@ -42,55 +40,47 @@ class Detokenizer:
         if texts is None:
             texts = TokenTexts(backend, skip_special_tokens=skip_special_tokens)
         self._texts = texts
-        self._recent = list(prompt[-_CONTEXT_TOKENS:])  # context, then the held tokens
-        self._num_held = 0
-        self._stream: DecodeStream | None = None  # that has seen `_recent`; None: it is not needed
+        self._context = list(prompt[-_CONTEXT_TOKENS:]) if texts.need_context else []
+        self._held: list[int] = []
 
     def push(self, token_id: int) -> str:
         """The text that this token completes, perhaps none."""
-        if not self._num_held and (text := self._texts[token_id]) is not None:
-            self._recent.append(token_id)
-            self._stream = None
-            if len(self._recent) > _TRIM_TOKENS:
-                self._settle()
+        if not self._held and (text := self._texts[token_id]) is not None:
             return text
-        return self._decode_next(token_id)
-
-    def _decode_next(self, token_id: int) -> str:
-        if self._stream is None:
-            self._stream = self._start()
-        self._recent.append(token_id)
-        self._num_held += 1
-        try:
-            text = self._stream.step(self._backend, token_id)
-        except Exception:
-            # "Invalid prefix encountered" (a plain Exception): the decoder rewrote what it had
-            # said, which some normalising decoders do. Decoding the held ids afresh loses nothing.
-            return self.flush()
-        if text is None:
-            return self.flush() if self._num_held > _MAX_HELD else ""
-        self._settle()
+        self._held.append(token_id)
+        text = self._held_text()
+        if not text.endswith(INCOMPLETE):
+            self._follow(text)
+        elif len(self._held) <= _MAX_HELD:
+            return ""
+        self._held.clear()
         return encodable(text)
 
     def flush(self) -> str:
         """The text of what is held, its incomplete bytes as U+FFFD."""
-        if not self._num_held:
-            return ""
-        context, held = self._recent[: -self._num_held], self._recent[-self._num_held :]
-        before, text = self._decode(context), self._decode(self._recent)
+        text = self._held_text() if self._held else ""
+        self._held.clear()
+        return encodable(text)
+
+    def _held_text(self) -> str:
+        """What the held tokens add to the text of those before, whatever that text ends with.
+
+        The library's own DecodeStream takes a prompt that ends with U+FFFD for one that is not
+        finished, and would say the prompt's last words again. What never became a character is not
+        part of the context, or the bytes that follow it would seem to belong to it.
+        """
+        before, text = self._decode(self._context), self._decode(self._context + self._held)
         # The prompt's end may join with the first held bytes; then there is no common prefix
-        said = text[len(before) :] if text.startswith(before) else self._decode(held)
-        self._settle()
-        self._stream = None
-        return encodable(said)
+        return text[len(before) :] if text.startswith(before) else self._decode(self._held)
 
-    def _settle(self) -> None:
-        self._num_held = 0
-        if len(self._recent) > _TRIM_TOKENS:
-            del self._recent[:-_CONTEXT_TOKENS]
-
-    def _start(self) -> DecodeStream:
-        return DecodeStream(ids=self._recent[-_CONTEXT_TOKENS:], skip_special_tokens=self._skip)
+    def _follow(self, text: str) -> None:
+        """Let what comes next be decoded after the held tokens, whose text is `text`."""
+        if not self._texts.need_context:
+            return
+        if text:
+            self._context.clear()
+        if len(self._context) < _CONTEXT_TOKENS:  # else they are one of many without text
+            self._context += self._held
 
     def _decode(self, ids: list[int]) -> str:
         return str(self._backend.decode(ids, skip_special_tokens=self._skip))

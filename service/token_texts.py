@@ -5,7 +5,7 @@ from __future__ import annotations
 import tokenizers
 from tokenizers import decoders
 
-_INCOMPLETE = "\ufffd"
+INCOMPLETE = "\ufffd"  # what decoders say for bytes that are no character, or not yet
 
 
 class TokenTexts(dict[int, str | None]):
@@ -20,14 +20,14 @@ class TokenTexts(dict[int, str | None]):
         super().__init__()
         self._backend = backend
         self._skip = skip_special_tokens
-        self._is_byte_level = isinstance(backend.decoder, decoders.ByteLevel)
+        self.need_context = not isinstance(backend.decoder, decoders.ByteLevel)
 
     def __missing__(self, token_id: int) -> str | None:
         text = self[token_id] = self._alone(token_id)
         return text
 
     def _alone(self, token_id: int) -> str | None:
-        if not self._is_byte_level:
+        if self.need_context:
             return None
         text = str(self._backend.decode([token_id], skip_special_tokens=self._skip))
-        return None if _INCOMPLETE in text else text
+        return None if INCOMPLETE in text else text

@@ -1,14 +1,20 @@
-"""What a test has to tell besides that it has passed; and logging that no test leaves changed."""
+"""What a test has to tell besides that it has passed; and what no test leaves changed."""
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable, Iterator
 
+import hypothesis
 import pytest
 import structlog
 
 TOLD = "told"
+
+# A change is judged by the same examples each time; --hypothesis-profile=default draws new ones.
+hypothesis.settings.register_profile("same", derandomize=True, deadline=None, database=None)
+hypothesis.settings.load_profile("same")
 
 
 @pytest.fixture(autouse=True)
@@ -21,6 +27,17 @@ def logging_as_before() -> Iterator[None]:
         root.handlers[:] = handlers
         root.setLevel(level)
         structlog.reset_defaults()
+
+
+@pytest.fixture(autouse=True)
+def collector_as_before() -> Iterator[None]:
+    """What serves freezes its process's heap, which is the tests' where it runs within one."""
+    threshold, frozen = gc.get_threshold(), gc.get_freeze_count()
+    yield
+    gc.enable()
+    gc.set_threshold(*threshold)
+    if gc.get_freeze_count() != frozen:
+        gc.unfreeze()
 
 
 @pytest.fixture

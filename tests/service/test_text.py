@@ -6,9 +6,9 @@ import itertools
 
 import pytest
 import tokenizers
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tokenizers import decoders, models
+from tokenizers import AddedToken, decoders, models
 
 from cadenza.service.detokenizer import Detokenizer
 from cadenza.service.stop_strings import StopStrings
@@ -26,7 +26,10 @@ def decode(ids, prompt=()):
     return [*(stream.push(token) for token in ids), stream.flush()]
 
 
+@settings(max_examples=1000)
 @given(st.text(max_size=40), st.text(max_size=10))
+@example("\x80", "said before \ufffd")  # a prompt's own U+FFFD is not half a character
+@example("\ufffd\x80\ufffd", "")
 def test_pieces_join_to_the_text_after_any_prompt(text, prompt):
     ids = TOKENIZER.encode_text(text)
     controls = {BACKEND.token_to_id(name) for name in ("<|end|>", "<|im_start|>", "<|im_end|>")}
@@ -36,6 +39,7 @@ def test_pieces_join_to_the_text_after_any_prompt(text, prompt):
     assert "".join(pieces) == BACKEND.decode(ids)
 
 
+@settings(max_examples=1000)
 @given(st.lists(BYTES, max_size=60))
 def test_any_bytes_become_encodable_text_in_bounded_time(ids):
     pieces = decode(ids)
@@ -54,6 +58,15 @@ def test_valid_text_after_invalid_bytes_is_whole_again(text, data):
     assert "".join(decode(ids)).endswith("a" + text)
 
 
+@pytest.mark.parametrize("prompt", ["\ufffd", "what was asked \ufffd", "č", "asked č"])
+def test_no_word_of_the_prompt_is_said_again(prompt):
+    ids = TOKENIZER.encode_text(prompt)
+    for cut in (0, 1):  # 1: the prompt ends in the middle of a character
+        pieces = decode(TOKENIZER.encode_text("é and on"), ids[: len(ids) - cut])
+
+        assert "".join(pieces) == "é and on"
+
+
 def test_leading_spaces_survive_a_decoder_that_strips_them():
     vocabulary = {"<unk>": 0, "\u2581a": 1, "\u2581b": 2}
     backend = tokenizers.Tokenizer(models.WordLevel(vocab=vocabulary, unk_token="<unk>"))
@@ -61,6 +74,17 @@ def test_leading_spaces_survive_a_decoder_that_strips_them():
     stream = Detokenizer(backend, [1])
 
     assert "".join([stream.push(2), stream.push(1), stream.flush()]) == " b a"
+
+
+def test_leading_spaces_survive_tokens_without_text():
+    backend = tokenizers.Tokenizer(models.WordLevel({"\u2581a": 0}, unk_token="\u2581a"))
+    backend.decoder = decoders.Metaspace()
+    backend.add_special_tokens([AddedToken("<|end|>", special=True)])
+    stream = Detokenizer(backend, [0])
+
+    pieces = [stream.push(token) for token in (0, *[1] * 12, 0, 1, 0)]
+
+    assert "".join(pieces) == " a a a"
 
 
 def test_a_token_has_a_text_alone_where_no_context_can_change_it():
