@@ -49,6 +49,9 @@ class TextOptions:
 class Owner(Protocol):
     """The generation that a choice belongs to."""
 
+    def choice_said(self, choice: Choice, token_id: int, text: str) -> bool:
+        """A token came with nothing but this text. True: it is told, and need not be kept."""
+
     def choice_changed(self, choice: Choice, *, sampled: bool) -> None:
         """There may be something to `drain`, after a token or without one; it may be over."""
 
@@ -167,43 +170,50 @@ class Choice:
             message = "The model could not go on with this request."
             self._owner.choice_failed(message, retryable=False)
             return
-        if not self._options.generates and token >= 0:
-            self._finish(FinishReason.LENGTH, None)
-            self._owner.choice_changed(self, sampled=True)
-            return
         if token >= 0:
+            if not self._options.generates:
+                self._finish(FinishReason.LENGTH, None)
+                self._owner.choice_changed(self, sampled=True)
+                return
             self.num_tokens += 1
-            self._token_ids.append(token)
-            if logprobs is not None:
-                self._logprobs.append(self._position(token, logprobs))
+            text = ""
             if finished not in _UNTOLD or self._options.include_stop:
-                self._say(self._detokenizer.push(token))
+                text = self._shown(self._detokenizer.push(token))
+            is_bare = not finished and logprobs is None and self.finished is None and self._echoed
+            if is_bare and self._owner.choice_said(self, token, text):
+                return  # nearly always
+            self._keep(token, text, logprobs)
         if finished and self.finished is None:
             self._end(finished, token)
         elif self.finished is not None and not finished:
             self._owner.choice_stopped(self)
         self._owner.choice_changed(self, sampled=token >= 0)
 
+    def _keep(self, token: int, text: str, logprobs: RowLogprobs | None) -> None:
+        self._token_ids.append(token)
+        self._say(text)
+        if logprobs is not None:
+            self._logprobs.append(self._position(token, logprobs))
+
     def _say(self, text: str) -> None:
-        """Show text, as far as no stop string may begin in it."""
-        if not text:
-            return
-        if not self._may_stop or self.num_tokens <= self._options.min_tokens:
+        if text:
             self._texts.append(text)
-            return
+
+    def _shown(self, text: str) -> str:
+        """What of new text may be shown, as no stop string may begin in it; one may end it."""
+        if not text or not self._may_stop or self.num_tokens <= self._options.min_tokens:
+            return text
         shown, stop = self._stops.push(text)
-        if shown:
-            self._texts.append(shown)
         if stop is not None:
             self._finish(FinishReason.STOP, stop)
+        return shown
 
     def _end(self, finished: int, token: int) -> None:
         """The engine ended the row: what is held comes out, and may still hold a stop string."""
-        self._say(self._detokenizer.flush())
+        self._say(self._shown(self._detokenizer.flush()))
         if self.finished is not None:
             return
-        if held := self._stops.flush():
-            self._texts.append(held)
+        self._say(self._stops.flush())
         if finished == RowEnd.DEADLINE:
             self.expired = True
         elif finished == RowEnd.LENGTH:

@@ -48,30 +48,45 @@ class Detokenizer:
         if not self._held and (text := self._texts[token_id]) is not None:
             return text
         self._held.append(token_id)
-        text = self._held_text()
-        if not text.endswith(INCOMPLETE):
-            self._follow(text)
-        elif len(self._held) <= _MAX_HELD:
-            return ""
+        text = self._added(self._held)
+        if text.endswith(INCOMPLETE):
+            return self._overdue(text) if len(self._held) > _MAX_HELD else ""
+        self._follow(text)
         self._held.clear()
         return encodable(text)
 
     def flush(self) -> str:
         """The text of what is held, its incomplete bytes as U+FFFD."""
-        text = self._held_text() if self._held else ""
+        text = self._added(self._held)
         self._held.clear()
         return encodable(text)
 
-    def _held_text(self) -> str:
-        """What the held tokens add to the text of those before, whatever that text ends with.
+    def _overdue(self, text: str) -> str:
+        """What of `text`, that of the held tokens, none can change that comes later.
+
+        Only the last tokens may be a character yet, and only where one begins with the first of
+        them.
+        """
+        for num_open in range(_MAX_HELD - 1, 0, -1):
+            settled, still_open = self._held[:-num_open], self._held[-num_open:]
+            said = self._added(settled)
+            if said + self._decode(still_open) == text:
+                self._held = still_open
+                return encodable(said)
+        return self.flush()
+
+    def _added(self, held: list[int]) -> str:
+        """What tokens add to the text of those before, whatever that text ends with.
 
         The library's own DecodeStream takes a prompt that ends with U+FFFD for one that is not
         finished, and would say the prompt's last words again. What never became a character is not
         part of the context, or the bytes that follow it would seem to belong to it.
         """
-        before, text = self._decode(self._context), self._decode(self._context + self._held)
+        if not self._context:
+            return self._decode(held)
+        before, text = self._decode(self._context), self._decode(self._context + held)
         # The prompt's end may join with the first held bytes; then there is no common prefix
-        return text[len(before) :] if text.startswith(before) else self._decode(self._held)
+        return text[len(before) :] if text.startswith(before) else self._decode(held)
 
     def _follow(self, text: str) -> None:
         """Let what comes next be decoded after the held tokens, whose text is `text`."""

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
+from typing import TypeAlias
 
 from cadenza.service.choice import Choice, TextOptions
 from cadenza.service.engine_client import EngineClient
@@ -24,6 +25,10 @@ from cadenza.service.queue import Places
 from cadenza.service.token_logprobs import PromptLogprobs
 from cadenza.service.tokenizer import Tokenizer
 from cadenza.wire.messages import PromptScores, Submit
+
+# What may take a token past the reader: its choice, its id and the text that it completes, perhaps
+# none. False: it cannot be passed on at once.
+Tap: TypeAlias = Callable[[int, int, str], bool]
 
 # gRPC sends a timeout rounded up by at most 1% of it, while its client goes by the true one and
 # cancels. The constant is for the time that the request took to get here.
@@ -86,8 +91,7 @@ class Generation:
         self._cancelled = False
         self._in_context = False
         self._waiter: asyncio.Future[None] | None = None
-        self._tap: Callable[[], bool] | None = None
-        self._tapping: asyncio.Handle | None = None
+        self._tap: Tap | None = None
 
     @property
     def call_id(self) -> str:
@@ -191,16 +195,15 @@ class Generation:
             raise self._failure
         raise StopAsyncIteration
 
-    def tap(self, take_now: Callable[[], bool]) -> None:
-        """Let `take_now` have what comes while the reader waits, short of the end.
+    def tap(self, tap: Tap) -> None:
+        """Let `tap` have the tokens that come while the reader waits, short of the end.
 
-        It is called on the loop, once for all tokens that a step of the engine brings, and either
-        takes them with `take` and returns True, or leaves them to the reader, as when it cannot
-        pass them on at once. What it raises is raised to the reader. Waking the reader's task for
-        every token, and the coroutines that it awaits through, costs more than all that is done
-        with the token.
+        It is called on the loop, and either takes the token or leaves it, and so all that follow,
+        to the reader. What it raises is raised to the reader. Log-probabilities, an echo and
+        notices are the reader's in any case. Waking the reader's task for every token, and the
+        coroutines that it awaits through, costs more than all that is done with the token.
         """
-        self._tap = take_now
+        self._tap = tap
 
     def take(self) -> list[Event]:
         """Everything that is new since the last item, perhaps nothing."""
@@ -218,24 +221,8 @@ class Generation:
             self._waiter = None
 
     def _wake(self) -> None:
-        if self._waiter is None or self._waiter.done():
-            return
-        if self._tap is None:
+        if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
-        elif len(self._choices) == 1:
-            self._offer()
-        elif self._tapping is None:  # not at once, as the step may bring other choices' tokens
-            self._tapping = asyncio.get_running_loop().call_soon(self._offer)
-
-    def _offer(self) -> None:
-        self._tapping = None
-        if self._tap is None or self._waiter is None or self._waiter.done():
-            return
-        try:
-            if not self._tap():
-                self._waiter.set_result(None)
-        except Exception as error:
-            self._waiter.set_exception(error)
 
     def _end(self, reason: str) -> None:
         if self._ended:
@@ -255,6 +242,23 @@ class Generation:
             self._places.leave()
 
     # choice.Owner
+
+    def choice_said(self, choice: Choice, token_id: int, text: str) -> bool:
+        # A reader that waits has taken all that came before
+        if self._tap is None or self._waiter is None or self._waiter.done():
+            return False
+        if self._told_top is not None:
+            return False  # the prompt's come first
+        try:
+            taken = self._tap(choice.index, token_id, text)
+        except Exception as error:
+            self._waiter.set_exception(error)
+            return False
+        if taken:
+            if self._unseated:
+                self._seat(choice)
+            self._timer.token(choice.index)
+        return taken
 
     def choice_changed(self, choice: Choice, *, sampled: bool) -> None:
         if self._unseated:

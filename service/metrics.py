@@ -216,19 +216,23 @@ class RequestTimer:
     def token(self, choice: int) -> None:
         """A token of a choice arrived. The first of all choices is the request's first token."""
         now_s = self._clock()
-        self._metrics.generation_tokens += 1
+        metrics = self._metrics
+        metrics.generation_tokens += 1
         self._tenant.generation_tokens += 1
         tokens = self._choices.get(choice)
         if tokens is None:
-            self._choices[choice] = _Tokens(now_s, now_s)
+            self._begin(choice, now_s)
         else:
-            self._metrics.inter_token_latency.observe(now_s - tokens.last_s)
+            metrics.inter_token_latency.observe(now_s - tokens.last_s)
             tokens.last_s = now_s
             tokens.count += 1
-        if self._first_s is None:
+
+    def _begin(self, choice: int, now_s: float) -> None:
+        if not self._choices:
             self._first_s = now_s
             self._metrics.time_to_first_token.observe(now_s - self._arrived_s)
             self._tenant.time_to_first_token.observe(now_s - self._arrived_s)
+        self._choices[choice] = _Tokens(now_s, now_s)
 
     def ended(self, reason: str) -> None:
         """The request is over, for one of FINISHED_REASONS."""

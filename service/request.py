@@ -67,8 +67,3 @@ class GenerationRequest:
     deadline_s: float | None = (
         None  # when to give it up, by time.monotonic(); not the client's word
     )
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether every event that it brings is little work: no log-probabilities, and no echo."""
-        return self.logprobs is None and self.prompt_logprobs is None and not self.echo

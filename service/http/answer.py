@@ -40,22 +40,26 @@ class Answer:
                 self._choices[prompt, choice] = ChoiceState(index=len(self._choices))
 
     def tap(self, stream: EventStream) -> None:
-        """Pass on at once what comes while the reader of `chunks` waits, where that is plain text.
+        """Pass on at once the tokens that come while the reader of `chunks` waits.
 
-        Prompts that share a stream take turns, and log-probabilities are work in bounded parts:
-        both are left to the reader.
+        Those of several choices are left to the reader, who sends what a step brings in one write.
         """
-        if len(self._generations) > 1 or not self._call.requests[0].is_plain:
+        if len(self._choices) > 1:
             return
-        [generation] = self._generations
+        [choice] = self._choices.values()
 
-        def take_now() -> bool:
-            if stream.takes_more:
-                stream.send_now(self._encoded(0, generation.take()))
-                return True
-            return False
+        def take(_: int, token_id: int, text: str) -> bool:
+            if not stream.takes_more:
+                return False
+            if choice.begun and self._tells_text:
+                self._num_tokens += 1
+                stream.send_now(self._with_text(choice, text))
+            else:
+                delta = Delta(choice=0, text=text, token_ids=(token_id,))
+                stream.send_now(self._said(0, delta))
+            return True
 
-        generation.tap(take_now)
+        self._generations[0].tap(take)
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         """Every chunk as an event, those of one wake-up together; never nothing."""

@@ -28,6 +28,13 @@ class Outbox:
             self._num_bytes += len(event)
         self._filled.set()
 
+    def put_one(self, event: bytes) -> None:
+        """The same for a single event, of which there is one for every token."""
+        self._events.append(event)
+        self._num_bytes += len(event)
+        if len(self._events) == 1:
+            self._filled.set()
+
     async def room(self, limit: int) -> None:
         """Wait until fewer than `limit` bytes wait. Nothing else runs between this and a `put`."""
         while self._num_bytes >= limit:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from typing import Protocol
 
 from cadenza.service.events import Admitted, Delta, Event, Finished
 from cadenza.service.generation import Generation
-from cadenza.service.rpc import codec
+from cadenza.service.rpc import codec, wire_format
+from cadenza.service.rpc.transcripts import Transcript
 from cadenza.v1 import generation_pb2 as pb
 
 
@@ -18,18 +19,18 @@ class Outlet(Protocol):
     def has_room(self) -> bool:
         """Whether events may be put."""
 
-    def put(self, events: Iterable[bytes]) -> None:
-        """Take events, in order, after all that was iterated before."""
+    def put_one(self, event: bytes) -> None:
+        """Take an event, after all that was iterated before."""
 
 
 class _Telling:
     """Encodes what a generation tells, counts what it uses, and sees when it is over."""
 
     def __init__(
-        self, generation: Generation, request_id: str, on_event: Callable[[Event], None] | None
+        self, generation: Generation, request_id: str, transcript: Transcript | None
     ) -> None:
         self._request_id = request_id
-        self._on_event = on_event
+        self._transcript = transcript
         self._unfinished = generation.num_choices
         self._usage = pb.Usage(prompt_tokens=generation.prompt_tokens)
 
@@ -40,8 +41,8 @@ class _Telling:
         for event in batch:
             if not isinstance(event, Delta):
                 self._count(event)
-            if self._on_event is not None:
-                self._on_event(event)
+            if self._transcript is not None:
+                self._transcript.add(event)
             for index, piece in enumerate(codec.parts(event)):
                 if index or num_bytes >= codec.BATCH_BYTES:
                     yield events
@@ -70,22 +71,21 @@ async def relay(
     generation: Generation,
     request_id: str = "",
     outlet: Outlet | None = None,
-    on_event: Callable[[Event], None] | None = None,
+    transcript: Transcript | None = None,
 ) -> AsyncGenerator[list[bytes], None]:
     """Batches of events from `accepted` to `finished`; the last batch ends with `finished`.
 
-    What comes while the caller waits for a batch goes to `outlet`, where there is one and it has
-    room: for requests without log-probabilities, whose events are little work. `on_event` is called
-    with each event of the generation before it is told.
+    Tokens that come while the caller waits for a batch go to `outlet`, where there is one and it
+    has room. All that is told is added to `transcript`.
 
     Raises a `RequestError` in place of what is missing. Closing the iterator, or cancelling it,
     cancels the generation; use `contextlib.aclosing`, and iterate at once.
     """
     async with generation:
         yield [codec.accepted(request_id, generation)]
-        telling = _Telling(generation, request_id, on_event)
+        telling = _Telling(generation, request_id, transcript)
         if outlet is not None:
-            _tap(generation, telling, outlet)
+            _tap(generation, request_id, outlet, transcript)
         async for batch in generation:
             for index, events in enumerate(telling.encoded(batch)):
                 if index:
@@ -96,12 +96,15 @@ async def relay(
     raise AssertionError("a generation ended before all of its choices did")
 
 
-def _tap(generation: Generation, telling: _Telling, outlet: Outlet) -> None:
-    def take_now() -> bool:
+def _tap(
+    generation: Generation, request_id: str, outlet: Outlet, transcript: Transcript | None
+) -> None:
+    def take(choice: int, token_id: int, text: str) -> bool:
         if not outlet.has_room():
             return False
-        for events in telling.encoded(generation.take()):
-            outlet.put(events)
+        if transcript is not None:
+            transcript.add_token(choice, token_id)
+        outlet.put_one(wire_format.token(request_id, choice, token_id, text))
         return True
 
-    generation.tap(take_now)
+    generation.tap(take)

@@ -98,7 +98,7 @@ async def _tell(generator: Generator, request: GenerationRequest, stream: Resuma
     generation = await generator.submit(replace(request, credit=flow.first), flow)
     transcript = stream.memo = transcript_of(generation, request)
     telling = Telling(generation.num_choices, stream)
-    async with aclosing(relay(generation, on_event=transcript.add)) as batches:
+    async with aclosing(relay(generation, transcript=transcript)) as batches:
         async for batch in batches:
             for encoded in batch:
                 body = wire_format.bare(encoded)

@@ -66,8 +66,8 @@ class _Live:
     def has_room(self) -> bool:
         return self.outbox.num_bytes < TOKENS_LIMIT_BYTES and not self.is_over
 
-    def put(self, events: Iterable[bytes]) -> None:
-        self.outbox.put(events)
+    def put_one(self, event: bytes) -> None:
+        self.outbox.put_one(event)
 
     def let_go(self, _: object) -> None:
         """Its task has ended."""
@@ -304,8 +304,8 @@ class Session:
         return relay(
             generation,
             live.request_id,
-            outlet=live if request.is_plain else None,
-            on_event=live.transcript.add,
+            outlet=live,
+            transcript=live.transcript,
         )
 
     async def _fail(self, live: _Live, error: RequestError) -> None:

@@ -44,6 +44,13 @@ class Transcript:
         elif isinstance(event, Finished):
             self._turn_ended[event.choice] = self._ends_turn(event)
 
+    def add_token(self, choice: int, token_id: int) -> None:
+        """Take in a token that is no event of its own."""
+        output = self._outputs.get(choice)
+        if output is None:
+            output = self._outputs[choice] = array("I")
+        output.append(token_id)
+
     def close(self) -> None:
         """The request has finished: what it was made of may be let go."""
         self._prompt = array("I", self._prompt)

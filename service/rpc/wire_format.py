@@ -93,15 +93,30 @@ def tokens(
     Fields are in the order of their numbers, and those with default values are left out, as
     protobuf's own encoder does it.
     """
+    body = _tokens(choice, text, token_ids)
+    if logprobs:
+        body += b"".join([_field(_LOGPROBS, each.SerializeToString()) for each in logprobs])
+    return _field(_EVENTS, _named(request_id) + _field(_TOKENS, body))
+
+
+def _tokens(choice: int, text: str, token_ids: Sequence[int]) -> bytes:
     body = _CHOICE + _varints[choice] if choice else b""
     if text:
         body += _field(_TEXT, text.encode())
     if token_ids:
         body += _field(_TOKEN_IDS, b"".join([_varints[token] for token in token_ids]))
-    if logprobs:
-        body += b"".join([_field(_LOGPROBS, each.SerializeToString()) for each in logprobs])
-    told = b"%b%b%b%b" % (_named(request_id), _TOKENS, _varints[len(body)], body)
-    return _field(_EVENTS, told)
+    return body
+
+
+def token(request_id: str, choice: int, token_id: int, text: str) -> bytes:
+    """The same of one token: most are told again and again, with the same text."""
+    told = _named(request_id) + _told(choice, token_id, text)
+    return b"%b%b%b" % (_EVENTS, _varints[len(told)], told)
+
+
+@lru_cache(1 << 16)
+def _told(choice: int, token_id: int, text: str) -> bytes:
+    return _field(_TOKENS, _tokens(choice, text, (token_id,)))
 
 
 @lru_cache(1 << 12)

@@ -1,72 +1,103 @@
-"""What a generation's tap takes, and what is left to its reader."""
+"""Which tokens a generation's tap takes, and what is left to its reader."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
 
-from cadenza.service.events import Delta, Event, Finished
-from cadenza.service.generation import Generation
+from cadenza.service.events import Delta, Echo, Event, Finished, Preempted, PromptScored
+from cadenza.service.generation import Generation, Tap
 from cadenza.service.request import GenerationRequest
 
 
 class Reader:
     """Reads a generation to its end, and notes who had what."""
 
-    def __init__(self, generation: Generation, take_now: Callable[[], bool] | None = None) -> None:
-        self.tapped: list[list[Event]] = []
-        self.read: list[list[Event]] = []
+    def __init__(self, generation: Generation, tap: Tap | None = None) -> None:
+        self.tapped: list[tuple[int, int, str]] = []
+        self.read: list[Event] = []
+        self.told: list[Event] = []  # by the reader or the tap, in order
         self._generation = generation
-        generation.tap(take_now or self._take)
+        generation.tap(tap or self._take)
         self.task = asyncio.create_task(self._iterate())
 
-    def _take(self) -> bool:
-        self.tapped.append(self._generation.take())
+    def _take(self, choice: int, token_id: int, text: str) -> bool:
+        self.tapped.append((choice, token_id, text))
+        self.told.append(Delta(choice=choice, text=text, token_ids=(token_id,)))
         return True
 
     async def _iterate(self) -> None:
         async for batch in self._generation:
-            self.read.append(batch)
+            self.read += batch
+            self.told += batch
 
     @property
-    def num_tapped(self) -> list[int]:
-        """Tokens in each batch that was tapped."""
-        return [num_tokens(batch) for batch in self.tapped]
+    def num_read(self) -> int:
+        """Tokens that the tap has not had."""
+        return num_tokens(self.read)
 
 
 def num_tokens(batch: list[Event]) -> int:
     return sum(len(event.token_ids) for event in batch if isinstance(event, Delta))
 
 
+def text_of(told: list[Event]) -> str:
+    return "".join(event.text for event in told if isinstance(event, Delta))
+
+
+def leave(*_: object) -> bool:
+    return False
+
+
 async def launched(front, **more: object) -> Generation:
     """A generation that waits for the engine's steps."""
     front.engine.auto = False
-    request = GenerationRequest(text="hello", ignore_eos=True, **more)  # type: ignore[arg-type]
+    more = {"text": "hello", "ignore_eos": True} | more
+    request = GenerationRequest(**more)  # type: ignore[arg-type]
     generation: Generation = await front.generator.submit(request)
     await front.engine.until(lambda: bool(front.engine.waiting))
     return generation
 
 
 @pytest.mark.parametrize("n", [1, 3])
-def test_a_step_is_tapped_once_and_wakes_nobody_short_of_the_end(run, open_front, n):
+def test_tokens_are_tapped_and_wake_nobody_short_of_the_end(run, open_front, n):
     async def main():
         async with open_front() as front:
-            reader = Reader(await launched(front, n=n, max_tokens=3))
+            reader = Reader(await launched(front, n=n, max_tokens=4))
             await asyncio.sleep(0)
+            await front.step()  # its admission is the reader's, and what comes with it
+            told, reader.read = reader.num_read, []
             await front.step()
-            first = sum(reader.num_tapped)
             await front.step()
 
-            assert first == n
-            assert reader.num_tapped[-1] == n
+            assert told == n
+            assert [choice for choice, _, _ in reader.tapped] == 2 * list(range(n))
+            assert all(text for _, _, text in reader.tapped)
             assert reader.read == []
             await front.step()
             await reader.task
-            [last] = reader.read
-            assert num_tokens(last) + sum(reader.num_tapped) == 3 * n
-            assert sum(isinstance(event, Finished) for event in last) == n
+            assert reader.num_read == n
+            assert sum(isinstance(event, Finished) for event in reader.read) == n
+
+    run(main())
+
+
+@pytest.mark.parametrize("stop", [None, ["never said"]])
+def test_taps_and_reader_together_have_the_text_of_a_reader_alone(run, open_front, stop):
+    async def main():
+        async with open_front() as front:
+            front.says("čaj a káva")
+            reader = Reader(await front.generator.submit(GenerationRequest(text="x", stop=stop)))
+            await reader.task
+            alone = Reader(
+                await front.generator.submit(GenerationRequest(text="x", stop=stop)), leave
+            )
+            await alone.task
+
+            assert reader.tapped
+            assert not alone.tapped
+            assert text_of(reader.told) == text_of(alone.told) == "čaj a káva"
 
     run(main())
 
@@ -74,13 +105,13 @@ def test_a_step_is_tapped_once_and_wakes_nobody_short_of_the_end(run, open_front
 def test_what_the_tap_leaves_is_the_readers(run, open_front):
     async def main():
         async with open_front() as front:
-            reader = Reader(await launched(front, max_tokens=2), lambda: False)
+            reader = Reader(await launched(front, max_tokens=3), leave)
             await asyncio.sleep(0)
-            await front.step()
-            await front.step()
+            for _ in range(3):
+                await front.step()
             await reader.task
 
-            assert sum(map(num_tokens, reader.read)) == 2
+            assert reader.num_read == 3
 
     run(main())
 
@@ -90,32 +121,71 @@ def test_the_tap_takes_nothing_while_the_reader_is_elsewhere(run, open_front):
         async with open_front() as front:
             generation = await launched(front, max_tokens=9)
             tapped: list[int] = []
-            generation.tap(lambda: bool(tapped.append(1)))
+            generation.tap(lambda *_: bool(tapped.append(1)))
+            await front.step()
             await front.step()
             batch = await anext(generation)
 
             assert tapped == []
-            assert num_tokens(batch) == 1
+            assert num_tokens(batch) == 2
             generation.cancel()
 
     run(main())
 
 
+def test_a_notice_comes_before_the_tokens_after_it(run, open_front):
+    async def main():
+        async with open_front() as front:
+            reader = Reader(await launched(front, max_tokens=9))
+            await asyncio.sleep(0)
+            await front.step()
+            front.engine.preempted = [*front.engine.running]
+            front.engine.step(2)  # two frames at once: the reader runs after both
+            await front.step()
+
+            notice = reader.told.index(Preempted(choice=0))
+            assert num_tokens(reader.told[:notice]) == 2
+            assert num_tokens(reader.told[notice:]) == 2
+            reader.task.cancel()
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("wish", "kind"),
+    [({"echo": True}, Echo), ({"logprobs": 1, "prompt_logprobs": 0}, PromptScored)],
+)
+def test_what_comes_before_the_first_token_is_never_overtaken(run, open_front, wish, kind):
+    async def main():
+        async with open_front() as front:
+            reader = Reader(await launched(front, max_tokens=2, **wish))
+            await asyncio.sleep(0)
+            await front.step()
+            await front.step()
+            await reader.task
+
+            kinds = [type(event) for event in reader.read]
+            assert kinds.index(kind) < kinds.index(Delta)
+            assert reader.num_read + len(reader.tapped) == 2
+
+    run(main())
+
+
 def test_what_the_tap_raises_is_raised_to_the_reader_alone(run, open_front):
-    def broken() -> bool:
+    def broken(*_: object) -> bool:
         raise ValueError("broken")
 
     async def main():
         async with open_front() as front:
             reader = Reader(await launched(front, max_tokens=9), broken)
-            other = Reader(await launched(front, max_tokens=2))
+            other = Reader(await launched(front, max_tokens=3))
             await asyncio.sleep(0)
-            await front.step()
-            await front.step()
+            for _ in range(3):
+                await front.step()
 
             with pytest.raises(ValueError, match="broken"):
                 await reader.task
             await other.task
-            assert sum(other.num_tapped) + sum(map(num_tokens, other.read)) == 2
+            assert len(other.tapped) + other.num_read == 3
 
     run(main())

@@ -41,8 +41,10 @@ def test_pieces_join_to_the_text_after_any_prompt(text, prompt):
 
 @settings(max_examples=1000)
 @given(st.lists(BYTES, max_size=60))
-def test_any_bytes_become_encodable_text_in_bounded_time(ids):
+@example(TOKENIZER.encode_text("\ufffd") * 3)
+def test_any_bytes_become_their_text_in_bounded_time(ids):
     pieces = decode(ids)
+    assert "".join(pieces) == BACKEND.decode(ids)
     silent = 0
     for piece in pieces[:-1]:
         silent = 0 if piece else silent + 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
 from contextlib import aclosing
 
 import pytest
@@ -24,9 +23,9 @@ class Outlet:
     def has_room(self) -> bool:
         return self.is_open
 
-    def put(self, events: Iterable[bytes]) -> None:
+    def put_one(self, event: bytes) -> None:
         self.num_put += 1
-        self.events += events
+        self.events.append(event)
 
 
 @pytest.mark.parametrize("n", [1, 2])
