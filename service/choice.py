@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from cadenza.service.events import (
     Delta,
@@ -20,12 +20,17 @@ from cadenza.service.events import (
     TokenLogprob,
     Unparked,
 )
+from cadenza.service.request_timer import TokenTimes
 from cadenza.service.stop_strings import StopStrings
 from cadenza.service.token_logprobs import PromptLogprobs, token_logprob
 from cadenza.service.tokenizer import Tokenizer
 from cadenza.wire import arrays
 from cadenza.wire.messages import Finished as RowEnd
 from cadenza.wire.messages import PromptScores, RowLogprobs
+
+# What may take a token past the reader, with the text that it completes, perhaps none. False: it
+# cannot be passed on at once.
+Tap: TypeAlias = Callable[[int, str], bool]
 
 # Plain numbers, as a frame has them: comparing with the enum would take longer
 _FAILED = int(RowEnd.FAILED)
@@ -49,8 +54,10 @@ class TextOptions:
 class Owner(Protocol):
     """The generation that a choice belongs to."""
 
-    def choice_said(self, choice: Choice, token_id: int, text: str) -> bool:
-        """A token came with nothing but this text. True: it is told, and need not be kept."""
+    reader_waits: bool  # for more, and has taken all that came before
+
+    def tap_failed(self, error: Exception) -> None:
+        """What a tap raised."""
 
     def choice_changed(self, choice: Choice, *, sampled: bool) -> None:
         """There may be something to `drain`, after a token or without one; it may be over."""
@@ -78,6 +85,31 @@ class Choice:
     is kept is at most max_tokens of output, merged into one Delta whenever the reader comes.
     """
 
+    # Slots, as a token finds most of what it needs outside the processor's caches
+    __slots__ = (
+        "_detokenizer",
+        "_echoed",
+        "_end_taken",
+        "_generates",
+        "_logprobs",
+        "_may_stop",
+        "_options",
+        "_owner",
+        "_prompt_logprobs",
+        "_stops",
+        "_tap",
+        "_texts",
+        "_times",
+        "_token_ids",
+        "_tokenizer",
+        "_was_admitted",
+        "expired",
+        "finished",
+        "index",
+        "num_tokens",
+        "number",
+    )
+
     def __init__(
         self,
         index: int,
@@ -86,6 +118,7 @@ class Choice:
         tokenizer: Tokenizer,
         prompt: Sequence[int],
         options: TextOptions,
+        times: TokenTimes,
         prompt_logprobs: PromptLogprobs | None = None,
     ) -> None:
         self.index = index
@@ -94,12 +127,15 @@ class Choice:
         self.finished: Finished | None = None
         self.expired = False  # ended by its deadline: nothing follows, not even `finished`
         self._owner = owner
+        self._times = times
+        self._tap: Tap | None = None
         self._tokenizer = tokenizer
         self._detokenizer = tokenizer.detokenizer(
             prompt, skip_special_tokens=options.skip_special_tokens
         )
         self._stops = StopStrings(options.stops, include=options.include_stop)
         self._may_stop = bool(options.stops)
+        self._generates = options.generates
         self._options = options
         self._prompt_logprobs = prompt_logprobs
         self._texts: list[str] = []
@@ -112,6 +148,10 @@ class Choice:
     @property
     def is_over(self) -> bool:
         return self.finished is not None or self.expired
+
+    def tap(self, tap: Tap | None) -> None:
+        """Let `tap` have tokens while the owner's reader waits, for there is nothing but tokens."""
+        self._tap = tap
 
     def drain(self, events: list[Event]) -> None:
         """Append everything new since the last call: an echo, at most one Delta, then the end."""
@@ -171,23 +211,35 @@ class Choice:
             self._owner.choice_failed(message, retryable=False)
             return
         if token >= 0:
-            if not self._options.generates:
+            if not self._generates:
                 self._finish(FinishReason.LENGTH, None)
                 self._owner.choice_changed(self, sampled=True)
                 return
             self.num_tokens += 1
+            self._times.token()
             text = ""
             if finished not in _UNTOLD or self._options.include_stop:
-                text = self._shown(self._detokenizer.push(token))
-            is_bare = not finished and logprobs is None and self.finished is None and self._echoed
-            if is_bare and self._owner.choice_said(self, token, text):
-                return  # nearly always
+                text = self._detokenizer.push(token)
+                if self._may_stop:
+                    text = self._shown(text)
+            if self._tap is not None and self._owner.reader_waits:
+                is_bare = not finished and logprobs is None and self.finished is None
+                if is_bare and self._is_tapped(token, text):
+                    return  # nearly always
             self._keep(token, text, logprobs)
         if finished and self.finished is None:
             self._end(finished, token)
         elif self.finished is not None and not finished:
             self._owner.choice_stopped(self)
         self._owner.choice_changed(self, sampled=token >= 0)
+
+    def _is_tapped(self, token: int, text: str) -> bool:
+        assert self._tap is not None
+        try:
+            return self._tap(token, text)
+        except Exception as error:
+            self._owner.tap_failed(error)
+            return False
 
     def _keep(self, token: int, text: str, logprobs: RowLogprobs | None) -> None:
         self._token_ids.append(token)
@@ -201,7 +253,7 @@ class Choice:
 
     def _shown(self, text: str) -> str:
         """What of new text may be shown, as no stop string may begin in it; one may end it."""
-        if not text or not self._may_stop or self.num_tokens <= self._options.min_tokens:
+        if not text or self.num_tokens <= self._options.min_tokens:
             return text
         shown, stop = self._stops.push(text)
         if stop is not None:
@@ -210,7 +262,8 @@ class Choice:
 
     def _end(self, finished: int, token: int) -> None:
         """The engine ended the row: what is held comes out, and may still hold a stop string."""
-        self._say(self._shown(self._detokenizer.flush()))
+        text = self._detokenizer.flush()
+        self._say(self._shown(text) if self._may_stop else text)
         if self.finished is not None:
             return
         self._say(self._stops.flush())

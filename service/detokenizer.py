@@ -26,6 +26,8 @@ class Detokenizer:
     U+FFFD after a few tokens, or at the end. Special tokens have no text unless that is wanted.
     """
 
+    __slots__ = ("_backend", "_context", "_held", "_skip", "_texts")
+
     def __init__(
         self,
         backend: tokenizers.Tokenizer,

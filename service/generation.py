@@ -7,9 +7,8 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import TypeAlias
 
-from cadenza.service.choice import Choice, TextOptions
+from cadenza.service.choice import Choice, Tap, TextOptions
 from cadenza.service.engine_client import EngineClient
 from cadenza.service.errors import DeadlineExceeded, GenerationFailed, RequestError
 from cadenza.service.events import (
@@ -20,15 +19,11 @@ from cadenza.service.events import (
     Preempted,
     PromptScored,
 )
-from cadenza.service.metrics import RequestTimer
 from cadenza.service.queue import Places
+from cadenza.service.request_timer import RequestTimer
 from cadenza.service.token_logprobs import PromptLogprobs
 from cadenza.service.tokenizer import Tokenizer
 from cadenza.wire.messages import PromptScores, Submit
-
-# What may take a token past the reader: its choice, its id and the text that it completes, perhaps
-# none. False: it cannot be passed on at once.
-Tap: TypeAlias = Callable[[int, int, str], bool]
 
 # gRPC sends a timeout rounded up by at most 1% of it, while its client goes by the true one and
 # cancels. The constant is for the time that the request took to get here.
@@ -91,7 +86,7 @@ class Generation:
         self._cancelled = False
         self._in_context = False
         self._waiter: asyncio.Future[None] | None = None
-        self._tap: Tap | None = None
+        self.reader_waits = False
 
     @property
     def call_id(self) -> str:
@@ -124,9 +119,11 @@ class Generation:
         if (top := submits[0].sampling.prompt_logprobs) is not None:
             told = self._prompt_logprobs = PromptLogprobs(tokenizer, self._prompt, top)
         self._told_top = options.prompt_logprobs
+        self._is_plain = options.echo is None and options.prompt_logprobs is None
         try:
             for index, number in enumerate(_numbers(submits)):
-                choice = Choice(index, number, self, tokenizer, self._prompt, options, told)
+                times = self._timer.choice()
+                choice = Choice(index, number, self, tokenizer, self._prompt, options, times, told)
                 self._choices.append(choice)
                 self._unseated.add(choice)
             for submit in submits:
@@ -195,15 +192,18 @@ class Generation:
             raise self._failure
         raise StopAsyncIteration
 
-    def tap(self, tap: Tap) -> None:
-        """Let `tap` have the tokens that come while the reader waits, short of the end.
+    def tap(self, of_choice: Callable[[int], Tap]) -> None:
+        """Let a tap of each choice have its tokens that come while the reader waits.
 
-        It is called on the loop, and either takes the token or leaves it, and so all that follow,
-        to the reader. What it raises is raised to the reader. Log-probabilities, an echo and
-        notices are the reader's in any case. Waking the reader's task for every token, and the
+        It is called on the loop, and either takes the token or leaves it, and all that come before
+        the reader waits again, to the reader. What it raises is raised to the reader. The end,
+        log-probabilities and notices are the reader's in any case, and so are all tokens after an
+        echo or a prompt's log-probabilities. Waking the reader's task for every token, and the
         coroutines that it awaits through, costs more than all that is done with the token.
         """
-        self._tap = tap
+        if self._is_plain:
+            for choice in self._choices:
+                choice.tap(of_choice(choice.index))
 
     def take(self) -> list[Event]:
         """Everything that is new since the last item, perhaps nothing."""
@@ -215,12 +215,15 @@ class Generation:
     async def _wait(self) -> None:
         assert self._waiter is None, "a generation has one reader"
         self._waiter = asyncio.get_running_loop().create_future()
+        self.reader_waits = True
         try:
             await self._waiter
         finally:
             self._waiter = None
+            self.reader_waits = False
 
     def _wake(self) -> None:
+        self.reader_waits = False
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -228,9 +231,9 @@ class Generation:
         if self._ended:
             return
         self._ended = True
-        self._tap = None  # which leads back here
         self._places.leave_all()
         for choice in self._choices:
+            choice.tap(None)  # which may lead back here
             if not choice.is_over:
                 self._engine.cancel(choice.number)
         self._timer.ended(reason)
@@ -243,22 +246,10 @@ class Generation:
 
     # choice.Owner
 
-    def choice_said(self, choice: Choice, token_id: int, text: str) -> bool:
-        # A reader that waits has taken all that came before
-        if self._tap is None or self._waiter is None or self._waiter.done():
-            return False
-        if self._told_top is not None:
-            return False  # the prompt's come first
-        try:
-            taken = self._tap(choice.index, token_id, text)
-        except Exception as error:
+    def tap_failed(self, error: Exception) -> None:
+        self.reader_waits = False
+        if self._waiter is not None and not self._waiter.done():
             self._waiter.set_exception(error)
-            return False
-        if taken:
-            if self._unseated:
-                self._seat(choice)
-            self._timer.token(choice.index)
-        return taken
 
     def choice_changed(self, choice: Choice, *, sampled: bool) -> None:
         if self._unseated:
@@ -267,8 +258,6 @@ class Generation:
             logprobs = self._prompt_logprobs.positions(self._told_top)
             self._events.append(PromptScored(logprobs=logprobs))
             self._told_top = None
-        if sampled and choice.num_tokens:  # else it was drawn, but nobody gets it
-            self._timer.token(choice.index)
         if choice.is_over and all(c.is_over for c in self._choices):
             self._conclude()
         self._wake()

@@ -25,10 +25,11 @@ from cadenza.service.front_policies import FrontPolicies
 from cadenza.service.generation import Generation
 from cadenza.service.limits import Limits
 from cadenza.service.logprob_limits import refuse_costly
-from cadenza.service.metrics import Metrics, RequestTimer
+from cadenza.service.metrics import Metrics
 from cadenza.service.prompt import refuse_overlong, token_ids
 from cadenza.service.queue import Entry, Places
 from cadenza.service.request import GenerationRequest
+from cadenza.service.request_timer import RequestTimer
 from cadenza.service.resumable_stream import Later
 from cadenza.service.resumption import Resumption
 from cadenza.service.timelines import RequestStatus, Subject, Timeline, Timelines

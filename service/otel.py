@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from cadenza.service.metrics import Ended
+from cadenza.service.request_timer import Ended
 from cadenza.service.tracing import Subject
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
 
-from cadenza.service.metrics import Ended
+from cadenza.service.request_timer import Ended
 from cadenza.wire.messages import Sampling
 
 # W3C's names, of headers and of gRPC metadata alike

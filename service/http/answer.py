@@ -48,7 +48,7 @@ class Answer:
             return
         [choice] = self._choices.values()
 
-        def take(_: int, token_id: int, text: str) -> bool:
+        def tap(token_id: int, text: str) -> bool:
             if not stream.takes_more:
                 return False
             if choice.begun and self._tells_text:
@@ -59,7 +59,7 @@ class Answer:
                 stream.send_now(self._said(0, delta))
             return True
 
-        self._generations[0].tap(take)
+        self._generations[0].tap(lambda _: tap)
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         """Every chunk as an event, those of one wake-up together; never nothing."""

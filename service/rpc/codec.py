@@ -199,6 +199,9 @@ def accepted(request_id: str, generation: Generation) -> bytes:
 def encoded(request_id: str, event: Event) -> bytes:
     """One of a generation's events, or of the `parts` of one."""
     if isinstance(event, Delta):
+        if len(event.token_ids) == 1 and not event.logprobs:
+            head, text = wire_format.head(request_id), encodable(event.text)
+            return wire_format.token(head, event.choice, event.token_ids[0], text)
         return wire_format.tokens(
             request_id,
             event.choice,

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterator
 from typing import Protocol
 
+from cadenza.service.choice import Tap
 from cadenza.service.events import Admitted, Delta, Event, Finished
 from cadenza.service.generation import Generation
 from cadenza.service.rpc import codec, wire_format
@@ -16,11 +17,8 @@ from cadenza.v1 import generation_pb2 as pb
 class Outlet(Protocol):
     """Takes events past whoever iterates, while that one waits for them."""
 
-    def has_room(self) -> bool:
-        """Whether events may be put."""
-
-    def put_one(self, event: bytes) -> None:
-        """Take an event, after all that was iterated before."""
+    def take(self, event: bytes) -> bool:
+        """Take an event, after all that was iterated before. False: there is no room."""
 
 
 class _Telling:
@@ -99,12 +97,18 @@ async def relay(
 def _tap(
     generation: Generation, request_id: str, outlet: Outlet, transcript: Transcript | None
 ) -> None:
-    def take(choice: int, token_id: int, text: str) -> bool:
-        if not outlet.has_room():
-            return False
-        if transcript is not None:
-            transcript.add_token(choice, token_id)
-        outlet.put_one(wire_format.token(request_id, choice, token_id, text))
-        return True
+    head = wire_format.head(request_id)
 
-    generation.tap(take)
+    def of_choice(choice: int) -> Tap:
+        output = None if transcript is None else transcript.output(choice)
+
+        def tap(token_id: int, text: str) -> bool:
+            if not outlet.take(wire_format.token(head, choice, token_id, text)):
+                return False
+            if output is not None:
+                output.append(token_id)
+            return True
+
+        return tap
+
+    generation.tap(of_choice)

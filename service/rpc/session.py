@@ -63,11 +63,11 @@ class _Live:
     reader: Reader | None = None  # of a stream that can be resumed
     is_over: bool = False  # it has had its terminal event
 
-    def has_room(self) -> bool:
-        return self.outbox.num_bytes < TOKENS_LIMIT_BYTES and not self.is_over
-
-    def put_one(self, event: bytes) -> None:
+    def take(self, event: bytes) -> bool:
+        if self.is_over or self.outbox.num_bytes >= TOKENS_LIMIT_BYTES:
+            return False
         self.outbox.put_one(event)
+        return True
 
     def let_go(self, _: object) -> None:
         """Its task has ended."""

@@ -37,19 +37,13 @@ class Transcript:
     def add(self, event: Event) -> None:
         """Take in one of the request's events."""
         if isinstance(event, Delta):
-            output = self._outputs.get(event.choice)
-            if output is None:
-                output = self._outputs[event.choice] = array("I")
-            output.extend(event.token_ids)
+            self.output(event.choice).extend(event.token_ids)
         elif isinstance(event, Finished):
             self._turn_ended[event.choice] = self._ends_turn(event)
 
-    def add_token(self, choice: int, token_id: int) -> None:
-        """Take in a token that is no event of its own."""
-        output = self._outputs.get(choice)
-        if output is None:
-            output = self._outputs[choice] = array("I")
-        output.append(token_id)
+    def output(self, choice: int) -> array[int]:
+        """A choice's tokens, to which those may be appended that are no event of their own."""
+        return self._outputs.setdefault(choice, array("I"))
 
     def close(self) -> None:
         """The request has finished: what it was made of may be let go."""

@@ -77,8 +77,7 @@ def numbered(body: bytes, number: int) -> bytes:
 
 def named(body: bytes, request_id: str) -> bytes:
     """An encoded `pb.Event` without a `request_id`, as an event of this one."""
-    name = _field(_REQUEST_ID, request_id.encode()) if request_id else b""
-    return _field(_EVENTS, name + body)
+    return _field(_EVENTS, head(request_id) + body)
 
 
 def tokens(
@@ -96,7 +95,7 @@ def tokens(
     body = _tokens(choice, text, token_ids)
     if logprobs:
         body += b"".join([_field(_LOGPROBS, each.SerializeToString()) for each in logprobs])
-    return _field(_EVENTS, _named(request_id) + _field(_TOKENS, body))
+    return _field(_EVENTS, head(request_id) + _field(_TOKENS, body))
 
 
 def _tokens(choice: int, text: str, token_ids: Sequence[int]) -> bytes:
@@ -108,17 +107,26 @@ def _tokens(choice: int, text: str, token_ids: Sequence[int]) -> bytes:
     return body
 
 
-def token(request_id: str, choice: int, token_id: int, text: str) -> bytes:
-    """The same of one token: most are told again and again, with the same text."""
-    told = _named(request_id) + _told(choice, token_id, text)
-    return b"%b%b%b" % (_EVENTS, _varints[len(told)], told)
+def token(head: bytes, choice: int, token_id: int, text: str) -> bytes:
+    """The same of one token, after the `head` of its request.
+
+    Most are told again and again with the same text, and so they are kept.
+    """
+    kept = _kept.get(token_id)
+    if kept is not None and kept[0] is text and not choice:
+        told = kept[1]
+    else:
+        told = _field(_TOKENS, _tokens(choice, text, (token_id,)))
+        if not choice and len(_kept) < _MOST_KEPT:
+            _kept[token_id] = text, told
+    return b"%b%b%b%b" % (_EVENTS, _varints[len(head) + len(told)], head, told)
 
 
-@lru_cache(1 << 16)
-def _told(choice: int, token_id: int, text: str) -> bytes:
-    return _field(_TOKENS, _tokens(choice, text, (token_id,)))
+_MOST_KEPT = 1 << 18  # tokens, as many as a vocabulary has
+_kept: dict[int, tuple[str, bytes]] = {}  # of first choices, with the text that was told last
 
 
 @lru_cache(1 << 12)
-def _named(request_id: str) -> bytes:
+def head(request_id: str) -> bytes:
+    """What the events of a request begin with."""
     return _field(_REQUEST_ID, request_id.encode()) if request_id else b""

@@ -12,8 +12,8 @@ from cadenza.service.metrics import (
     TTFT_S,
     Histogram,
     Metrics,
-    RequestTimer,
 )
+from cadenza.service.request_timer import RequestTimer
 from cadenza.wire.messages import Counters, Decision
 
 
@@ -35,9 +35,15 @@ class Watched:
         self.timer.launched(tenant=tenant, prompt_tokens=20, n=n, max_tokens=40)
         self.timer.accepted()
 
+        self.choices = [self.timer.choice() for _ in range(n)]
+
     def after(self, seconds: float) -> RequestTimer:
         self.clock.now_s += seconds
         return self.timer
+
+    def token_after(self, seconds: float, choice: int = 0) -> None:
+        self.clock.now_s += seconds
+        self.choices[choice].token()
 
 
 def total(histogram: Histogram) -> tuple[float, float]:
@@ -48,11 +54,11 @@ def total(histogram: Histogram) -> tuple[float, float]:
 def test_a_request_is_measured_once_whatever_its_choices_and_preemptions():
     watched = Watched(n=2)
     watched.after(1.0).seated(cached_tokens=16)
-    watched.after(0.5).token(0)
+    watched.token_after(0.5, 0)
     watched.after(0.25).preempted()
-    watched.after(0.25).token(1)
-    watched.after(1.0).token(0)
-    watched.after(0.5).token(1)
+    watched.token_after(0.25, 1)
+    watched.token_after(1.0, 0)
+    watched.token_after(0.5, 1)
     watched.after(0.1).ended("length")
     metrics = watched.metrics
 
@@ -91,7 +97,7 @@ def test_what_did_not_end_by_itself_has_no_length(reason: str):
 def test_one_token_has_no_time_between_tokens():
     watched = Watched()
     watched.after(1.0).seated(cached_tokens=0)
-    watched.after(1.0).token(0)
+    watched.token_after(1.0, 0)
     watched.after(0.0).ended("stop")
 
     assert total(watched.metrics.time_per_output_token) == (0, 0.0)
@@ -108,7 +114,7 @@ def test_only_named_tenants_have_series_of_their_own():
     ):
         watched = Watched(tenant, tenants=("acme",))
         watched.after(0.5).seated(cached_tokens=0)
-        watched.after(0.5).token(0)
+        watched.token_after(0.5, 0)
         watched.after(0.5).ended("stop")
         metrics = watched.metrics
 

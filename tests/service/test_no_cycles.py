@@ -24,7 +24,7 @@ def test_a_generation_is_freed_when_it_is_left(run, open_front):
         async with open_front() as front:
             front.says("hello")
             generation = await front.generator.submit(GenerationRequest(text="x", n=2))
-            generation.tap(lambda *_: False)
+            generation.tap(lambda _: lambda *_: False)
             async with generation:
                 async for _ in generation:
                     pass

@@ -19,9 +19,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from cadenza.service import otel
-from cadenza.service.metrics import Ended
 from cadenza.service.otel import OtelTracer, open_tracer
 from cadenza.service.request import GenerationRequest
+from cadenza.service.request_timer import Ended
 from cadenza.service.tracing import Subject, caller, remember_caller
 from cadenza.wire.messages import Sampling
 

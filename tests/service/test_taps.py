@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 
 from cadenza.service.events import Delta, Echo, Event, Finished, Preempted, PromptScored
-from cadenza.service.generation import Generation, Tap
+from cadenza.service.generation import Generation
 from cadenza.service.request import GenerationRequest
 
 
 class Reader:
     """Reads a generation to its end, and notes who had what."""
 
-    def __init__(self, generation: Generation, tap: Tap | None = None) -> None:
+    def __init__(self, generation: Generation, take: Callable[..., bool] | None = None) -> None:
         self.tapped: list[tuple[int, int, str]] = []
         self.read: list[Event] = []
         self.told: list[Event] = []  # by the reader or the tap, in order
         self._generation = generation
-        generation.tap(tap or self._take)
+        take = take or self._take
+        generation.tap(lambda choice: partial(take, choice))
         self.task = asyncio.create_task(self._iterate())
 
     def _take(self, choice: int, token_id: int, text: str) -> bool:
@@ -121,7 +124,7 @@ def test_the_tap_takes_nothing_while_the_reader_is_elsewhere(run, open_front):
         async with open_front() as front:
             generation = await launched(front, max_tokens=9)
             tapped: list[int] = []
-            generation.tap(lambda *_: bool(tapped.append(1)))
+            generation.tap(lambda choice: lambda *_: bool(tapped.append(choice)))
             await front.step()
             await front.step()
             batch = await anext(generation)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cadenza.service.metrics import Ended
+from cadenza.service.request_timer import Ended
 from cadenza.service.tracing import Subject
 
 from .conftest import OpenServed

@@ -13,10 +13,10 @@ import grpc
 import pytest
 import uvloop
 
+from cadenza.service.choice import Tap
 from cadenza.service.control import Control
 from cadenza.service.errors import RequestError
 from cadenza.service.events import Admitted, Delta, Event, Finished, FinishReason
-from cadenza.service.generation import Tap
 from cadenza.service.request import GenerationRequest
 from cadenza.service.rpc import GrpcServer
 from cadenza.v1 import generation_pb2 as pb
@@ -75,7 +75,7 @@ class FakeGeneration:
             )
         )
 
-    def tap(self, tap: Tap) -> None:
+    def tap(self, of_choice: Callable[[int], Tap]) -> None:
         """What is fed is for whoever iterates."""
 
     async def __aiter__(self) -> AsyncIterator[list[Event]]:

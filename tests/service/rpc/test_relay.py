@@ -20,12 +20,11 @@ class Outlet:
         self.events: list[bytes] = []
         self.num_put = 0
 
-    def has_room(self) -> bool:
+    def take(self, event: bytes) -> bool:
+        if self.is_open:
+            self.num_put += 1
+            self.events.append(event)
         return self.is_open
-
-    def put_one(self, event: bytes) -> None:
-        self.num_put += 1
-        self.events.append(event)
 
 
 @pytest.mark.parametrize("n", [1, 2])
