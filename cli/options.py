@@ -163,7 +163,7 @@ class ServeOptions(PolicyOptions):
     """HTTP port; 0 takes any free one."""
 
     grpc_port: Annotated[int, Network, Port] = 50051
-    """gRPC port; 0 takes any free one."""
+    """gRPC port; 0 takes any free one. With cadenza[vllm-grpc] it speaks vLLM's protocol, too."""
 
     grpc_connection_age: Annotated[float, Network, Seconds] = 0.0
     """Seconds after which a gRPC connection takes no further calls; 0: it always does."""

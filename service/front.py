@@ -148,6 +148,7 @@ class Front:
             for sock in sockets:
                 sock.close()
             raise
+        _log.info("grpc serves", port=grpc_port, services=grpc.services)
         addresses = Addresses(config.host, sockets[0].getsockname()[1], grpc_port)
         engine.watch_progress(self._on_progress)
         engine.start(config.engine)

@@ -20,6 +20,8 @@ from cadenza.service.rpc.policy_servicer import SERVICE as POLICY_SERVICE
 from cadenza.service.rpc.policy_servicer import PolicyServicer
 from cadenza.service.rpc.servicer import SERVICE, STALL_S, GenerationServicer
 from cadenza.service.rpc.unknown import UnknownMethods
+from cadenza.service.rpc.vllm import SERVICE as VLLM_SERVICE
+from cadenza.service.rpc.vllm import open_servicer
 
 
 class GrpcServer:
@@ -55,11 +57,19 @@ class GrpcServer:
             handlers[POLICY_SERVICE] = PolicyServicer(admin).handlers()
             servicer = AdminServicer(generator, admin.access, self._tell_readiness)
             handlers[ADMIN_SERVICE] = servicer.handlers()
+        vllm = open_servicer(generator, self._servicer, None if admin is None else admin.access)
+        if vllm is not None:
+            handlers[VLLM_SERVICE] = vllm.handlers()
         self._handlers = handlers
         self._server: grpc.aio.Server | None = None
         self._health: health.aio.HealthServicer | None = None
         self._telling = asyncio.Lock()
         self._stopping = asyncio.Lock()
+
+    @property
+    def services(self) -> tuple[str, ...]:
+        """The full names of those that it serves, but for health and reflection."""
+        return tuple(self._handlers)
 
     async def start(self) -> int:
         """Bind and serve; the port, which the system chooses for port 0.

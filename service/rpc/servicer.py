@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 import grpc
@@ -14,6 +15,7 @@ from cadenza.service import tracing
 from cadenza.service.errors import EngineUnavailable, InvalidRequest, RequestError
 from cadenza.service.generator import Generator
 from cadenza.service.rpc import status
+from cadenza.service.rpc.codec import field_path
 from cadenza.service.rpc.generate import generate
 from cadenza.service.rpc.session import Session
 from cadenza.service.rpc.transcripts import TranscriptBudget
@@ -24,6 +26,7 @@ SERVICE: str = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name
 STALL_S = 60.0  # how long a message may wait behind a full window
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+Write: TypeAlias = Callable[[bytes], Awaitable[None]]
 MessageT = TypeVar("MessageT", bound=Message)
 
 _log = structlog.get_logger(__name__)
@@ -81,6 +84,13 @@ class GenerationServicer:
 
         await self._guard(context, writer, call)
 
+    async def run(
+        self, context: Context, call: Callable[[Write], Awaitable[None]], path: status.FieldPath
+    ) -> None:
+        """Run another service's call, which ends as these do. `path`: where its fields stand."""
+        writer = _Writer(context, self._stall_s)
+        await self._guard(context, writer, partial(call, writer.write), path)
+
     def drain(self) -> None:
         """Refuse new calls, and new requests on open sessions, which end with their live ones."""
         self._is_draining = True
@@ -93,7 +103,11 @@ class GenerationServicer:
             await asyncio.wait(self._calls, timeout=timeout_s)
 
     async def _guard(
-        self, context: Context, writer: _Writer, call: Callable[[], Awaitable[None]]
+        self,
+        context: Context,
+        writer: _Writer,
+        call: Callable[[], Awaitable[None]],
+        path: status.FieldPath = field_path,
     ) -> None:
         """Run `call`; tell what it raises as a status. Its client's cancellation passes through."""
         task = asyncio.current_task()
@@ -121,7 +135,7 @@ class GenerationServicer:
             # gRPC leaves a call without a status open for ever. The client is told once it reads.
             await status.end(context, grpc.StatusCode.CANCELLED, "the client does not read")
         except RequestError as error:
-            await status.abort(context, error)
+            await status.abort(context, error, path)
         except grpc.aio.InternalError as error:
             # A write failed: the client is gone, and gRPC was about to cancel this task.
             raise asyncio.CancelledError from error

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, Never
+from typing import Any, Never, TypeAlias
 
 import grpc
 from google.protobuf import any_pb2, duration_pb2
@@ -20,16 +21,20 @@ from cadenza.v1 import generation_pb2 as pb
 # travels percent-encoded (up to 3 bytes each) and again, twice, within the base64 of the details.
 _MAX_MESSAGE_BYTES = 1024
 
+FieldPath: TypeAlias = Callable[[str], str]  # where a field of ours stands in the client's request
+
 PUSHBACK = "grpc-retry-pushback-ms"  # the key that gRPC's own retry policy reads
 
 
-async def abort(context: grpc.aio.ServicerContext[Any, Any], error: RequestError) -> Never:
+async def abort(
+    context: grpc.aio.ServicerContext[Any, Any], error: RequestError, path: FieldPath = field_path
+) -> Never:
     """End the call with the error's status and rich details.
 
     Always raises: `AbortError`, or CancelledError where gRPC was about to cancel the call anyway,
     because the client is gone or the deadline has passed.
     """
-    status = rpc_status.to_status(to_proto(error))
+    status = rpc_status.to_status(to_proto(error, path))
     metadata = list(status.trailing_metadata)
     if is_retryable(error) and error.retry_after_s is not None:
         metadata.append((PUSHBACK, str(round(error.retry_after_s * 1000))))
@@ -54,7 +59,7 @@ def failed(request_id: str, error: RequestError) -> pb.Event:
     body = pb.Failed(
         code=code_of(error).value[0],
         message=_sentence(error.message),
-        field=_path(error) or "",
+        field=field_path(error.field) if error.field else "",
         retryable=is_retryable(error),
         retry_after=_retry_after(error),
     )
@@ -72,12 +77,14 @@ def internal_error() -> RequestError:
     return GenerationFailed(UNEXPECTED, retryable=False)
 
 
-def to_proto(error: RequestError) -> status_pb2.Status:
+def to_proto(error: RequestError, path: FieldPath = field_path) -> status_pb2.Status:
     """The error as google.rpc.Status, with BadRequest and RetryInfo where they apply."""
     message = _sentence(error.message)
     details: list[Any] = []
-    if path := _path(error):
-        violation = error_details_pb2.BadRequest.FieldViolation(field=path, description=message)
+    if error.field:
+        violation = error_details_pb2.BadRequest.FieldViolation(
+            field=path(error.field), description=message
+        )
         details.append(error_details_pb2.BadRequest(field_violations=[violation]))
     if (delay := _retry_after(error)) is not None:
         details.append(error_details_pb2.RetryInfo(retry_delay=delay))
@@ -105,10 +112,6 @@ def _retry_after(error: RequestError) -> duration_pb2.Duration | None:
     duration = duration_pb2.Duration()
     duration.FromTimedelta(timedelta(seconds=error.retry_after_s))
     return duration
-
-
-def _path(error: RequestError) -> str | None:
-    return field_path(error.field) if error.field else None
 
 
 def _sentence(message: str) -> str:

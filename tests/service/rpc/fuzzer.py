@@ -39,6 +39,7 @@ _USUAL: dict[str, tuple[Any, ...]] = {
     "max_tokens": (1, 2, 5, 12),
     "min_tokens": (0, 1),
     "ids": (0, 5, 100, 261),
+    "input_ids": (0, 5, 100, 261),
     "role": ("user", "assistant", "system"),
     "content": ("hi", "a\nb", "<|im_end|>"),
     "temperature": (0.0, 1.0),
@@ -67,6 +68,8 @@ _COMMON = (
     "after",
     "messages",
     "ids",
+    "input_ids",
+    "sampling_params",
     "role",
     "content",
     "max_tokens",
@@ -183,7 +186,8 @@ class Fuzzer:
             return self.chance.choice(_USUAL[field.name])
         match field.cpp_type:
             case FieldDescriptor.CPPTYPE_STRING:
-                return self.chance.choice(_TEXTS)
+                text = self.chance.choice(_TEXTS)
+                return text.encode() if field.type == FieldDescriptor.TYPE_BYTES else text
             case FieldDescriptor.CPPTYPE_BOOL:
                 return self.chance.random() < 0.5
             case FieldDescriptor.CPPTYPE_DOUBLE | FieldDescriptor.CPPTYPE_FLOAT:
