@@ -53,10 +53,11 @@ class Answer:
                 return False
             if choice.begun and self._tells_text:
                 self._num_tokens += 1
-                stream.send_now(self._with_text(choice, text))
+                said = self._with_text(choice, text)
             else:
-                delta = Delta(choice=0, text=text, token_ids=(token_id,))
-                stream.send_now(self._said(0, delta))
+                said = self._said(0, Delta(choice=0, text=text, token_ids=(token_id,)))
+            if said:
+                stream.send_now(said)
             return True
 
         self._generations[0].tap(lambda _: tap)

@@ -66,9 +66,8 @@ class EventStream:
         return self.started and self._connection.takes_more()
 
     def send_now(self, events: bytes) -> None:
-        """Send the encoded events of one step, while nobody waits in `send`."""
-        if events:
-            self._connection.write_more(events)
+        """Send encoded events, not none, while nobody waits in `send`."""
+        self._connection.write_more(events)
 
     async def close(self) -> None:
         """The end, after events that say so themselves."""
