@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
 from functools import partial
 
+from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from cadenza.service.control import Control
@@ -21,9 +22,9 @@ from cadenza.service.http.disconnect import while_connected
 from cadenza.service.http.errors import JsonResponse, renamed
 from cadenza.service.http.resumable import deliver, open_reader, tell
 from cadenza.service.http.sse import EventStream
-from cadenza.service.http.wishes import read_wishes
 from cadenza.service.request import GenerationRequest
 from cadenza.service.resumable_stream import ResumableStream
+from cadenza.service.wishes import read_wishes
 
 
 class Endpoint:
@@ -34,7 +35,7 @@ class Endpoint:
         self._dialect = dialect
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        wishes = read_wishes(scope)
+        wishes = read_wishes(Headers(scope=scope).items())
         body = await read_json(scope, receive)
         call = self._dialect.parse(body).with_wishes(wishes)
         self._check_size(call)

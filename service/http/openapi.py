@@ -20,8 +20,8 @@ from cadenza.service.http.docs_page import render
 from cadenza.service.http.operations import OPERATIONS, Operation
 from cadenza.service.http.resumable import PLACE, PLACE_HEADER
 from cadenza.service.http.schema import TEXT, either, ref
-from cadenza.service.http.wishes import FORMS
 from cadenza.service.limits import Limits
+from cadenza.service.wishes import FORMS
 
 _KEY = "administrator"
 _FORMS = {**FORMS, PLACE_HEADER: PLACE}

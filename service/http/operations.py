@@ -26,7 +26,7 @@ from cadenza.service.errors import (
     UnknownStream,
 )
 from cadenza.service.http.resumable import PLACE_HEADER
-from cadenza.service.http.wishes import TENANT_HEADER, TIMEOUT_HEADER, TPOT_HEADER, TTFT_HEADER
+from cadenza.service.wishes import TENANT_HEADER, TIMEOUT_HEADER, TPOT_HEADER, TTFT_HEADER
 
 Errors = tuple[type[RequestError], ...]
 

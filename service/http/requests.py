@@ -17,7 +17,6 @@ from cadenza.service.admin import Admin
 from cadenza.service.errors import Forbidden, Unauthenticated, UnknownRequest
 from cadenza.service.generator import Generator
 from cadenza.service.http.errors import JsonResponse
-from cadenza.service.http.wishes import read_wishes
 from cadenza.service.timelines import (
     UNKNOWN,
     ChoiceStatus,
@@ -25,6 +24,7 @@ from cadenza.service.timelines import (
     RequestStatus,
     generation_id,
 )
+from cadenza.service.wishes import read_wishes
 
 # What most of all describes a request whose choices differ, first
 _STATES = ("running", "parked", "swapped", "preempted", "waiting", "finished")
@@ -85,7 +85,7 @@ class _Pages:
         return name, status
 
     def _may_see(self, request: Request, tenant: str) -> bool:
-        if not tenant or read_wishes(request.scope).get("tenant") == tenant:
+        if not tenant or read_wishes(request.headers.items()).get("tenant") == tenant:
             return True
         if self._admin is None:
             return False

@@ -23,11 +23,11 @@ from cadenza.service.http import sse
 from cadenza.service.http.call import Call
 from cadenza.service.http.disconnect import while_connected
 from cadenza.service.http.errors import JsonResponse, error_object
-from cadenza.service.http.wishes import read_wishes
 from cadenza.service.resumable_stream import Reader, ResumableStream, StreamKey, Tell
 from cadenza.service.resumption import Resumption, stream_id
 from cadenza.service.stream_log import Place
 from cadenza.service.stream_telling import Telling
+from cadenza.service.wishes import read_wishes
 
 PLACE_HEADER = "last-event-id"
 
@@ -71,7 +71,7 @@ class _Streams:
 
 def _key(scope: Scope) -> StreamKey:
     id = stream_id(scope["path_params"]["stream_id"])
-    return StreamKey(read_wishes(scope).get("tenant", ""), id)
+    return StreamKey(read_wishes(Headers(scope=scope).items()).get("tenant", ""), id)
 
 
 def read_place(scope: Scope) -> Place | None:

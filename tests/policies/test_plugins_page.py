@@ -22,8 +22,8 @@ from cadenza.cli.main import app, main
 from cadenza.policies.choices import DECISIONS
 from cadenza.policies.presets import PRESETS
 from cadenza.service.http.asked import asked
-from cadenza.service.http.wishes import FORMS
 from cadenza.service.limits import Limits
+from cadenza.service.wishes import FORMS
 from tests.policies.pages import DOCS, blocks_of
 from tests.policies.plugins import install, install_fixtures
 

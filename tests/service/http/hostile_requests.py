@@ -23,7 +23,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.errors import Unsatisfiable
 from schemathesis import APIOperation, Case, GenerationMode
 
-from cadenza.service.http.wishes import TIMEOUT_HEADER
+from cadenza.service.wishes import TIMEOUT_HEADER
 
 BASE = "http://server"
 METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE")

@@ -20,8 +20,8 @@ from cadenza.service.http.completions import Completions
 from cadenza.service.http.openapi import document
 from cadenza.service.http.operations import OPERATIONS
 from cadenza.service.http.unsupported import NEUTRAL
-from cadenza.service.http.wishes import FORMS
 from cadenza.service.limits import Limits
+from cadenza.service.wishes import FORMS
 
 from .conftest import OpenServed, Served
 from .schemas import Document

@@ -1,4 +1,4 @@
-"""What headers say of a request: whom it counts for, how soon its tokens are wanted, and its end.
+"""What headers, or metadata, say of a request: whom it counts for, how soon it is wanted, its end.
 
 The names are those of the Gateway API inference extension, but for the timeout's, which is ours.
 The tenant's is a gateway's word: it is believed because there are no API keys here by which to tell
@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Iterable, Mapping
 from typing import Any
-
-from starlette.datastructures import Headers
-from starlette.types import Scope
 
 from cadenza.service.errors import InvalidRequest
 from cadenza.service.validation import MAX_TARGET_S
@@ -30,25 +28,28 @@ FORMS = {
 }  # of whole values
 
 
-def read_wishes(scope: Scope) -> dict[str, Any]:
-    """The fields of `GenerationRequest` that headers set.
+def read_wishes(headers: Iterable[tuple[str, str]]) -> dict[str, Any]:
+    """The fields of `GenerationRequest` that headers set, whose names are in lower case.
 
     Raises:
         InvalidRequest: names the first header whose value is none, or which comes twice.
     """
-    headers = Headers(scope=scope)
-    timeout_s = _seconds(headers, TIMEOUT_HEADER)
+    told: dict[str, list[str]] = {}
+    for name, value in headers:
+        if name in FORMS:
+            told.setdefault(name, []).append(value)
+    timeout_s = _seconds(told, TIMEOUT_HEADER)
     wishes = {
-        "ttft_target_s": _seconds(headers, TTFT_HEADER),
-        "tpot_target_s": _seconds(headers, TPOT_HEADER),
+        "ttft_target_s": _seconds(told, TTFT_HEADER),
+        "tpot_target_s": _seconds(told, TPOT_HEADER),
         "deadline_s": None if timeout_s is None else time.monotonic() + timeout_s,
-        "tenant": _tenant(headers),
+        "tenant": _tenant(told),
     }
     return {field: wish for field, wish in wishes.items() if wish is not None}
 
 
-def _seconds(headers: Headers, name: str) -> float | None:
-    value = _only(headers, name)
+def _seconds(told: Mapping[str, list[str]], name: str) -> float | None:
+    value = _only(told, name)
     if value is None:
         return None
     time_ms = float(value) if _NUMBER.fullmatch(value) else 0.0
@@ -59,8 +60,8 @@ def _seconds(headers: Headers, name: str) -> float | None:
     return time_ms / 1000
 
 
-def _tenant(headers: Headers) -> str | None:
-    value = _only(headers, TENANT_HEADER)
+def _tenant(told: Mapping[str, list[str]]) -> str | None:
+    value = _only(told, TENANT_HEADER)
     if value is not None and not _TENANT.fullmatch(value):
         raise InvalidRequest(
             f"{TENANT_HEADER} must be 1 to 128 visible ASCII characters.", TENANT_HEADER
@@ -68,8 +69,8 @@ def _tenant(headers: Headers) -> str | None:
     return value
 
 
-def _only(headers: Headers, name: str) -> str | None:
-    values = headers.getlist(name)
+def _only(told: Mapping[str, list[str]], name: str) -> str | None:
+    values = told.get(name, [None])
     if len(values) > 1:
         raise InvalidRequest(f"{name} must be given only once.", name)
-    return values[0] if values else None
+    return values[0]
