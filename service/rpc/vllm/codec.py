@@ -9,6 +9,7 @@ from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 from cadenza.service.errors import InvalidRequest
 from cadenza.service.events import PositionLogprobs
 from cadenza.service.request import GenerationRequest
+from cadenza.service.wishes import FORMS
 
 _OF_REQUEST = (
     "kv_transfer_params",
@@ -18,7 +19,9 @@ _OF_REQUEST = (
     "media_refs",
     "data_parallel_rank",
     "dp_rank",
-)  # and of no `sampling_params`
+    "request_ids",
+    *FORMS,  # which are metadata
+)  # and not within `sampling_params`
 
 
 def to_request(message: pb.GenerateRequest) -> GenerationRequest:

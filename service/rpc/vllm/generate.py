@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
@@ -21,18 +22,16 @@ async def generate(
     request: pb.GenerateRequest,
     run: Run,
     write: Callable[[bytes], Awaitable[None]],
-    *,
-    deadline_s: float | None,
+    wishes: Mapping[str, Any],
 ) -> None:
     """Write the whole answer, or what there is of it when `run` is aborted.
 
-    The engine ends the request at `deadline_s`, by the monotonic clock. Raises a `RequestError`
+    `wishes` are fields of a `GenerationRequest` that the message has not. Raises a `RequestError`
     when the request is refused or fails. When this is cancelled, so is the generation.
     """
     refuse_unsupported(request)
-    async with await generator.submit(
-        replace(to_request(request), deadline_s=deadline_s)
-    ) as generation:
+    asked = replace(to_request(request), **wishes)
+    async with await generator.submit(asked) as generation:
         answer = Answer(generation, request)
         run.launched(generation)
         async for batch in generation:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
-from typing import Never
+from typing import Any, Never
 
 import grpc
 import structlog
@@ -23,6 +23,7 @@ from cadenza.service.rpc.vllm import SERVICE, info
 from cadenza.service.rpc.vllm.codec import field_path
 from cadenza.service.rpc.vllm.generate import generate
 from cadenza.service.rpc.vllm.running import Running
+from cadenza.service.wishes import read_wishes
 
 _Unary = Callable[[bytes, Context], Awaitable[Message]]
 
@@ -36,6 +37,8 @@ _UNSERVED_STREAMS = {
     "GetTokenizer": "the tokenizer is not handed out; give the gateway the model's own",
     "SubscribeKvEvents": "the KV cache does not tell its events; route without them",
 }
+
+_MAX_ABORTED = 4096  # which takes some milliseconds
 
 _log = structlog.get_logger(__name__)
 
@@ -83,17 +86,20 @@ class VllmServicer:
 
     async def _generate(self, encoded: bytes, context: Context, write: Write) -> None:
         request = decode(pb.GenerateRequest, encoded)
-        left_s = context.time_remaining()
-        deadline_s = None if left_s is None else time.monotonic() + left_s
+        wishes = _wishes(context)
         with self._running.entered(request.request_id) as run:
-            await generate(self._generator, request, run, write, deadline_s=deadline_s)
+            await generate(self._generator, request, run, write, wishes)
 
     async def _health(self, encoded: bytes, _: Context) -> Message:
         decode(pb.HealthCheckRequest, encoded)
         return info.health(self._generator)
 
     async def _abort(self, encoded: bytes, _: Context) -> Message:
-        self._running.abort(decode(pb.AbortRequest, encoded).request_ids)
+        names = decode(pb.AbortRequest, encoded).request_ids
+        if len(names) > _MAX_ABORTED:
+            message = f"request_ids are {len(names)}; at most {_MAX_ABORTED} are aborted at once."
+            raise InvalidRequest(message, "request_ids")
+        self._running.abort(names)
         return pb.AbortResponse()
 
     async def _model_info(self, encoded: bytes, _: Context) -> Message:
@@ -115,12 +121,28 @@ class VllmServicer:
         decode(common_pb2.FlushCacheRequest, encoded)
         if self._access is None:
             raise Forbidden("Nobody may administer this service.")
-        self._access.check(
-            (name, value if isinstance(value, str) else value.decode(errors="replace"))
-            for name, value in context.invocation_metadata() or ()
-        )
+        self._access.check(_metadata(context))
         await in_time(self._generator.engine.reset_prefix_cache())
         return common_pb2.FlushCacheResponse(success=True, message="The prefix cache is empty.")
+
+
+def _metadata(context: Context) -> Iterator[tuple[str, str]]:
+    for name, value in context.invocation_metadata() or ():
+        yield name, value if isinstance(value, str) else value.decode(errors="replace")
+
+
+def _wishes(context: Context) -> dict[str, Any]:
+    """What metadata say of a request, and the call's deadline.
+
+    Raises:
+        InvalidRequest: names the first of them that is wrong.
+    """
+    wishes = read_wishes(_metadata(context))
+    left_s = context.time_remaining()
+    if left_s is not None:
+        end_s = time.monotonic() + left_s
+        wishes["deadline_s"] = min(end_s, wishes.get("deadline_s", end_s))
+    return wishes
 
 
 def _guarded(call: _Unary) -> Callable[[bytes, Context], Awaitable[bytes]]:

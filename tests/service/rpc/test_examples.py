@@ -121,6 +121,17 @@ async def test_the_example_holds_a_conversation(serve_address, example, capsys):
     )
 
 
+async def test_a_client_of_the_guide_speaks_vllms_protocol(serve_address, tmp_path, capsys):
+    pytest.importorskip("smg_grpc_proto")
+    async with serve_address() as (front, address):
+        front.says_tokens(5, 6)
+        file = tmp_path / "client.py"
+        file.write_text(program_of("vLLM's protocol").replace("localhost:50051", address))
+        await asyncio.to_thread(runpy.run_path, str(file))
+
+        assert capsys.readouterr().out.split() == ["5", "6", str(front.engine.eos), "stop"]
+
+
 def program_of(heading: str) -> str:
     """The first program under a heading of docs/grpc.md, as it stands there."""
     guide = (ROOT / "docs/grpc.md").read_text()

@@ -1,92 +1,29 @@
-"""A front, and a client of it that speaks vLLM's protocol."""
+"""A front that is served, where the package with vLLM's messages is installed."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
 
 from cadenza.service.rpc import GrpcServer
 
-pytest.importorskip("smg_grpc_proto")
+if TYPE_CHECKING:
+    from tests.service.rpc.vllm.asking import Served
 
-from smg_grpc_proto.generated import vllm_engine_pb2 as pb
-from smg_grpc_proto.generated.vllm_engine_pb2_grpc import VllmEngineStub
-
-
-@dataclass
-class Served:
-    """A front, its server, and a client's connection to that."""
-
-    front: Any
-    server: GrpcServer
-    port: int
-    channel: grpc.aio.Channel
-    stub: VllmEngineStub
-
-    async def ask(self, **fields: Any) -> Told:
-        """The whole answer to a request."""
-        return await tell(self.stub.Generate(request_of(**fields)))
-
-
-@dataclass
-class Told:
-    """An answer, and how the call ended."""
-
-    chunks: list[pb.GenerateStreamChunk]
-    completes: list[pb.GenerateComplete]
-    code: grpc.StatusCode
-    details: str
-
-    def ids(self, choice: int = 0) -> list[int]:
-        """What chunks told of a choice."""
-        mine = [chunk for chunk in self.chunks if chunk.index == choice]
-        return [token for chunk in mine for token in chunk.token_ids]
-
-
-async def tell(call: Any) -> Told:
-    """All that a call tells until it ends."""
-    told = Told([], [], grpc.StatusCode.OK, "")
-    try:
-        async for response in call:
-            if response.HasField("chunk"):
-                told.chunks.append(response.chunk)
-            else:
-                told.completes.append(response.complete)
-    except grpc.aio.AioRpcError as error:
-        told.code, told.details = error.code(), error.details()
-    return told
-
-
-def request_of(
-    text: str | None = "hi",
-    *,
-    ids: list[int] | None = None,
-    stream: bool = True,
-    request_id: str = "a",
-    **params: Any,
-) -> pb.GenerateRequest:
-    """A request of a text, or of ids; what else is given are its `sampling_params`."""
-    request = pb.GenerateRequest(
-        request_id=request_id, stream=stream, sampling_params=pb.SamplingParams(**params)
-    )
-    if ids is not None:
-        request.tokenized.input_ids.extend(ids)
-    elif text is not None:
-        request.text = text
-    return request
-
-
-ServeVllm = Callable[..., AbstractAsyncContextManager[Served]]
+ServeVllm = Callable[..., AbstractAsyncContextManager["Served"]]
 
 
 @pytest.fixture
 def serve_vllm(open_front) -> ServeVllm:
     """`async with serve_vllm() as served`: nothing may be left of any request at the end."""
+
+    from smg_grpc_proto.generated.vllm_engine_pb2_grpc import VllmEngineStub
+
+    from tests.service.rpc.vllm.asking import Served
 
     @asynccontextmanager
     async def serve(admin: Any = None, **settings: Any) -> AsyncIterator[Served]:

@@ -18,7 +18,7 @@ from cadenza.service.errors import InvalidRequest
 from cadenza.service.request import GenerationRequest
 from cadenza.service.rpc.vllm.codec import to_request
 from cadenza.service.rpc.vllm.unsupported import refuse_unsupported
-from tests.service.rpc.vllm.conftest import request_of
+from tests.service.rpc.vllm.asking import request_of
 
 SERVED: dict[str, Any] = {
     "temperature": 0.5,

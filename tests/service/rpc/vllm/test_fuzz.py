@@ -13,9 +13,8 @@ from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
 from tests.service.rpc.fuzz_checks import ALLOWED
 from tests.service.rpc.fuzzer import Fuzzer
-from tests.service.rpc.vllm.conftest import Told
-from tests.service.rpc.vllm.conftest import tell as told_by
-from tests.service.rpc.vllm.test_generate import GENERATE
+from tests.service.rpc.vllm.asking import GENERATE, Told
+from tests.service.rpc.vllm.asking import tell as told_by
 
 NUM, AT_ONCE = 500, 10
 TIMEOUTS_S = (None, None, None, 0.002, 5.0)

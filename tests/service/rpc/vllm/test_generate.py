@@ -14,10 +14,8 @@ from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
 from cadenza.service.rpc.vllm import answer
 from cadenza.wire.arrays import view_ids
-from tests.service.rpc.vllm.conftest import request_of, tell
+from tests.service.rpc.vllm.asking import GENERATE, request_of, tell
 from tests.service.waiting import until
-
-GENERATE = "/vllm.grpc.engine.VllmEngine/Generate"
 
 
 async def test_a_streamed_answer_is_a_chunk_a_step_and_then_the_whole(serve_vllm):
@@ -232,6 +230,14 @@ async def test_two_requests_may_have_one_name_and_are_aborted_together(serve_vll
             assert told.completes[0].finish_reason == "length"
 
 
+async def test_no_more_are_aborted_at_once_than_take_no_time(serve_vllm):
+    async with serve_vllm() as served:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await served.stub.Abort(pb.AbortRequest(request_ids=["a"] * 5000))
+
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
 async def test_a_name_is_free_again_when_its_request_has_ended(serve_vllm):
     async with serve_vllm() as served:
         for _ in range(2):
@@ -246,6 +252,34 @@ async def test_the_calls_deadline_is_the_engines(serve_vllm):
 
         [submit] = served.front.engine.submits()
         assert before_s + 99 < submit.deadline_s < time.monotonic() + 101
+
+
+async def test_metadata_say_whom_a_request_counts_for_and_how_soon_it_is_wanted(serve_vllm):
+    metadata = [
+        ("x-gateway-inference-fairness-id", "gold"),
+        ("x-slo-ttft-ms", "500"),
+        ("x-slo-tpot-ms", "20"),
+        ("x-request-timeout-ms", "1000000"),
+    ]
+    async with serve_vllm() as served:
+        generate = served.stub.Generate
+        await tell(generate(request_of(max_tokens=1), metadata=metadata))
+        before_s = time.monotonic()
+        await tell(generate(request_of(max_tokens=1), metadata=metadata, timeout=100))
+
+        first, second = served.front.engine.submits()
+        assert (first.tenant, first.ttft_target_s, first.tpot_target_s) == ("gold", 0.5, 0.02)
+        # The earlier of two ends
+        assert second.deadline_s < before_s + 200 < first.deadline_s
+
+
+async def test_metadata_that_are_wrong_are_named(serve_vllm):
+    async with serve_vllm() as served:
+        call = served.stub.Generate(request_of(), metadata=[("x-slo-ttft-ms", "soon")])
+        told = await tell(call)
+
+        assert told.code is grpc.StatusCode.INVALID_ARGUMENT
+        assert told.details.startswith("x-slo-ttft-ms must be a number of milliseconds")
 
 
 async def test_a_deadline_ends_the_call_behind_what_came_before(serve_vllm):

@@ -22,7 +22,7 @@ from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 from cadenza.service.admin import Admin, AdminAccess
 from cadenza.service.rpc import GrpcServer, vllm
 from cadenza.wire.messages import ResetPrefixCache
-from tests.service.rpc.vllm.conftest import request_of
+from tests.service.rpc.vllm.asking import request_of
 from tests.service.waiting import until
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
