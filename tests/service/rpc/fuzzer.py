@@ -10,6 +10,11 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
+from cadenza.policies.builtin import BUILTIN, DEFAULTS
+from cadenza.policies.choices import SHORT
+from cadenza.policies.contract import hooks_of
+from cadenza.policies.presets import PRESETS
+
 _INTS = (0, 1, -1, 2, 3, 7, 50, 63, 64, 65, 261, 262, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1)
 _FLOATS = (0.0, -0.0, 0.5, 1.0, 2.0, -1.0, 1e-5, 5e-324, 1e300, math.nan, math.inf, -math.inf)
 _TEXTS = (
@@ -29,6 +34,11 @@ _TEXTS = (
     "x" * 129,
     "x" * 5000,
 )
+# Decisions and the policies that can take them
+_DECIDED_BY = {
+    SHORT[hook]: [name for name, policy in BUILTIN.items() if hook in hooks_of(policy)]
+    for hook in DEFAULTS
+}
 # What passes, so that what is wrong beside it is reached
 _USUAL: dict[str, tuple[Any, ...]] = {
     "request_id": ("a", "b", "c", "d"),
@@ -60,6 +70,9 @@ _USUAL: dict[str, tuple[Any, ...]] = {
     "seconds": (1, 60),
     "nanos": (0, 1000),
     "after_event": (0, 1, 2, 5),
+    "max_requests": (0, 1, 100, 1000),
+    "preset": ("", *PRESETS),
+    "name": (*DEFAULTS.values(), "edf"),
 }
 _COMMON = (
     "input",
@@ -74,7 +87,15 @@ _COMMON = (
     "content",
     "max_tokens",
 )
-
+# Messages whose fields are all as common
+_WHOLE = (
+    "DrainRequest",
+    "GetTimelineRequest",
+    "Profile",
+    "ReleasePolicyRequest",
+    "UseProfileRequest",
+    "UseShadowRequest",
+)
 
 _SHARING = 36  # seeds
 
@@ -123,7 +144,17 @@ class Fuzzer:
                 self._set(message, field, depth)
         if "resume" in descriptor.fields_by_name:
             self._resume(message)
+        if "decisions" in descriptor.fields_by_name and self.chance.random() < 0.7:
+            self._decide(message)
         return message
+
+    def _decide(self, message: Any) -> None:
+        """Make it a profile that can be used, but for what is hostile about it."""
+        message.ClearField("decisions")
+        for decision in self.chance.sample([*_DECIDED_BY], self.chance.randint(0, 3)):
+            message.decisions[decision].names.append(self.chance.choice(_DECIDED_BY[decision]))
+        if not self._is_hostile():
+            message.ClearField("options")
 
     def _resume(self, message: Any) -> None:
         """Make it go on with a stream now and then, mostly without an input of its own."""
@@ -137,7 +168,7 @@ class Fuzzer:
     def _is_set(self, field: FieldDescriptor, group: list[FieldDescriptor], depth: int) -> bool:
         if field.message_type is not None and (depth > 40 or self._num_left <= 0):
             return False
-        likely = field.name in _COMMON or len(group) > 1
+        likely = field.name in _COMMON or len(group) > 1 or field.containing_type.name in _WHOLE
         return self.chance.random() < (0.97 if likely else 0.12 + self._hostility / 2)
 
     def _set(self, message: Message, field: FieldDescriptor, depth: int) -> None:
@@ -164,7 +195,8 @@ class Fuzzer:
         assert field.message_type is not None
         key, value = (field.message_type.fields_by_name[name] for name in ("key", "value"))
         target = getattr(message, field.name)
-        for _ in range(self._count()):
+        count = self._count() if value.message_type is None else min(self._count(), self._num_left)
+        for _ in range(count):
             name = self._value(key)
             if value.message_type is None:
                 target[name] = self._value(value)

@@ -1,40 +1,20 @@
-"""Random and hostile calls, and what must hold of their answers.
-
-The service is the real one but for the model: generator, engine loop, scheduler (whose invariants
-are checked now and then) and a runner that computes hashes.
-"""
+"""Random and hostile calls, and what must hold of their answers."""
 
 from __future__ import annotations
 
 import asyncio
-import socket
-import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 import grpc
 
-from cadenza.engine.channel import Channel, ChannelClosed
-from cadenza.engine.loop import EngineLoop
-from cadenza.engine.policies import EnginePolicies
-from cadenza.service.engine_client import EngineClient
-from cadenza.service.generator import Generator
-from cadenza.service.limits import Limits, ResumptionLimits
-from cadenza.service.rpc import GrpcServer
-from cadenza.testing import Driver, fake_runner
 from cadenza.v1 import generation_pb2 as pb
 from cadenza.v1.generation_pb2_grpc import GenerationServiceStub
-from cadenza.wire.messages import PolicyConfig, Ready
-from tests.service.byte_tokenizer import make_tokenizer
-from tests.service.manual_timers import ManualTimers
-from tests.service.rpc.fuzz_checks import ALLOWED, check_life, check_session
+from tests.service.rpc.checked_service import serve_checked
+from tests.service.rpc.fuzz_checks import ALLOWED, LIMIT_S, check_life, check_session
+from tests.service.rpc.fuzzed_administration import Administrator
 from tests.service.rpc.fuzzer import Fuzzer
-
-MAX_MODEL_LEN = 64
-CHECK_EVERY = 7  # steps
-LIMIT_S = 30.0  # for one call; whatever takes longer hangs
 
 
 class Service:
@@ -46,6 +26,7 @@ class Service:
         """`pass_time` is called after each batch of calls."""
         self.seen: Counter[str] = Counter()
         self.pass_time = pass_time
+        self.administrator = Administrator(channel, self.seen)
         self._stub = GenerationServiceStub(channel)
         self._raw = channel
 
@@ -93,9 +74,10 @@ class Service:
                     call.cancel()
             code = await call.code()
         self.seen[code.name] += 1
-        assert code.value[0] in ALLOWED, f"{code}: {await call.details()}"
+        assert code.value[0] in self._allowed, f"{code}: {await call.details()}"
         assert all(event.request_id == "" for event in events)
         assert not any(event.HasField("failed") for event in events)
+        self.administrator.ids += [each.accepted.id for each in events if each.HasField("accepted")]
         if code is grpc.StatusCode.OK and (events or not is_resumed):
             check_life(events, is_resumed=is_resumed)
 
@@ -135,7 +117,14 @@ class Service:
         wanted |= {grpc.StatusCode.CANCELLED} if gives_up else set()
         assert code in wanted, f"{code}: {await call.details()}"
         self._see(events)
-        check_session(actions, events, whole=not (spoils or gives_up))
+        whole = not (spoils or gives_up)
+        check_session(actions, events, whole=whole, allowed=self._allowed)
+
+    @property
+    def _allowed(self) -> Set[int]:
+        """Codes that calls may end with now."""
+        unavailable = grpc.StatusCode.UNAVAILABLE.value[0]
+        return ALLOWED | ({unavailable} if self.administrator.has_drained else set())
 
     def _see(self, events: list[pb.Event]) -> None:
         for event in events:
@@ -173,114 +162,21 @@ async def _read_all(call: Any) -> list[pb.Event]:
     return events
 
 
-class _CheckedLoop:
-    """An engine's loop in a thread, whose scheduler is checked now and then."""
-
-    def __init__(self, sock: socket.socket, driver: Driver, ready: Ready) -> None:
-        self.error: BaseException | None = None
-        channel = Channel(sock)
-        channel.send(ready)
-        scheduler, step = driver.scheduler, driver.scheduler.step
-
-        def checked(*arguments: Any) -> Any:
-            result = step(*arguments)
-            if scheduler.statistics().steps % CHECK_EVERY == 0:
-                scheduler.check_invariants()
-            return result
-
-        scheduler.step = checked  # type: ignore[method-assign]
-        policies = EnginePolicies(PolicyConfig())
-        self._loop = EngineLoop(channel, scheduler, driver.runner, {}, policies)
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self._loop.run()
-        except ChannelClosed:
-            pass
-        except BaseException as error:
-            self.error = error
-            raise
-
-    def join(self) -> None:
-        self._thread.join(10)
-        assert not self._thread.is_alive()
-        if self.error is not None:
-            raise self.error
-
-
-@asynccontextmanager
-async def serve_scheduler() -> AsyncIterator[Service]:
-    """A service whose scheduler is real, under pressure: few blocks, few seats, small steps."""
-    tokenizer = make_tokenizer()
-    usual_vocabulary, fake_runner.VOCABULARY = fake_runner.VOCABULARY, 250
-    limits = {
-        "num_blocks": 32,
-        "block_size": 4,
-        "max_model_len": MAX_MODEL_LEN,
-        "max_num_seqs": 8,
-        "max_num_batched_tokens": 32,
-    }
-    driver = Driver(**limits, eos_token_ids=frozenset({tokenizer.vocab_size - 1}))
-    ready = Ready(
-        **limits,
-        vocab_size=tokenizer.vocab_size,
-        eos_token_ids=(tokenizer.vocab_size - 1,),
-        num_host_blocks=0,
-        device="cpu",
-        dtype="float32",
-        load_s=0.0,
-    )
-    ours, theirs = socket.socketpair()
-    loop = _CheckedLoop(theirs, driver, ready)
-    client = await EngineClient.connect(ours)
-    # Streams of clients that have left are kept for some batches, and little of them
-    limits_of_streams = Limits(resumption=ResumptionLimits(grace_s=3, max_bytes=4096))
-    timers = ManualTimers()
-    generator = Generator(
-        client, tokenizer, model_names=["tiny"], limits=limits_of_streams, later=timers
-    )
-    server = GrpcServer(generator, port=0)
-    try:
-        await client.ready()
-        port = await server.start()
-        try:
-            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-                service = Service(channel, pass_time=lambda: timers.advance(1))
-                yield service
-                service.seen["resumed"] = generator.metrics.streams_resumed["grpc"]
-        finally:
-            generator.resumption.close()
-            await server.stop(0)
-        assert generator.num_queued == client.num_rows == 0
-    finally:
-        client.close()
-        await client.lost()
-        generator.close()
-        theirs_error = await asyncio.to_thread(_join, loop)
-        theirs.close()
-        fake_runner.VOCABULARY = usual_vocabulary
-        if theirs_error is not None:
-            raise theirs_error
-
-
-def _join(loop: _CheckedLoop) -> BaseException | None:
-    try:
-        loop.join()
-    except BaseException as error:
-        return error
-    return None
-
-
 async def fuzz(first_seed: int, num: int, at_once: int = 12) -> Counter[str]:
-    """`num` random calls, four Generates to one Session, and a usual request after each batch.
+    """`num` random calls: of ten, 7 Generates, 2 Sessions and one of an administrator.
+
+    A few usual requests come in between.
 
     Raises:
         AssertionError: something did not hold; a note names the seed of the call.
     """
-    async with serve_scheduler() as service:
+    async with (
+        serve_checked() as checked,
+        grpc.aio.insecure_channel(f"127.0.0.1:{checked.port}") as channel,
+    ):
+        service = Service(channel, pass_time=lambda: checked.timers.advance(1))
         await call_at_random(service, first_seed, num, at_once)
+        service.seen["resumed"] = checked.generator.metrics.streams_resumed["grpc"]
         return service.seen
 
 
@@ -292,6 +188,7 @@ async def call_at_random(service: Service, first_seed: int, num: int, at_once: i
         async with asyncio.TaskGroup() as calls:
             for seed in seeds:
                 calls.create_task(_one(service, seed))
+        await service.administrator.restore()
         service.pass_time()
         if (begin - first_seed) // at_once % 8 == 0:
             assert await service.reference() == expected, f"after the seeds {seeds}"
@@ -299,8 +196,14 @@ async def call_at_random(service: Service, first_seed: int, num: int, at_once: i
 
 
 async def _one(service: Service, seed: int) -> None:
+    if seed % 5 == 0:
+        call = service.session
+    elif seed % 8 == 1:
+        call = service.administrator.call
+    else:
+        call = service.generate
     try:
-        await (service.session if seed % 5 == 0 else service.generate)(seed)
+        await call(seed)
     except BaseException as error:
         error.add_note(f"seed {seed}")
         raise

@@ -6,13 +6,15 @@ import pytest
 import uvloop
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
 
 from cadenza.v1 import generation_pb2 as pb
 from tests.service.rpc.fuzz_checks import check_session
+from tests.service.rpc.fuzzed_administration import METHODS
 from tests.service.rpc.fuzzer import Fuzzer
 from tests.service.rpc.fuzzing import fuzz
 
-NUM, NUM_EXTRA = 1500, 6000  # calls
+NUM, NUM_EXTRA = 1300, 6000  # calls
 
 
 def test_random_and_hostile_calls_are_answered_and_harm_nobody(tell):
@@ -25,6 +27,8 @@ def test_random_and_hostile_calls_are_answered_and_harm_nobody(tell):
     # Streams are gone on with, and found to be others', by chance but by far often enough
     for kind in ("resumed", "ALREADY_EXISTS", "NOT_FOUND"):
         assert seen[kind] > 20, kind
+    for method in METHODS:
+        assert seen[f"{method} OK"] > 2, method
 
 
 @pytest.mark.extra
@@ -47,15 +51,22 @@ def test_the_same_seed_makes_the_same_messages():
     assert first == second
 
 
+REQUESTS = {
+    pb.GenerateRequest: 400,
+    pb.SessionRequest: 400,
+    **{GetMessageClass(method.input_type): 40 for method in METHODS.values()},
+}  # and from how many seeds each is made
+
+
 def test_every_field_of_a_request_is_set_now_and_then():
     seen: set[str] = set()
-    for seed in range(400):
-        for kind in (pb.GenerateRequest, pb.SessionRequest):
+    for kind, num in REQUESTS.items():
+        for seed in range(num):
             seen |= set_fields(Fuzzer(seed).message(kind))
 
-    wanted = fields_of(pb.GenerateRequest.DESCRIPTOR) | fields_of(pb.SessionRequest.DESCRIPTOR)
+    wanted = set().union(*(fields_of(kind.DESCRIPTOR) for kind in REQUESTS))
     assert seen == wanted
-    assert "cadenza.v1.Submit.stream_id" in wanted
+    assert {"cadenza.v1.Submit.stream_id", "cadenza.v1.Profile.preset"} <= wanted
 
 
 def fields_of(descriptor: Descriptor, known: frozenset[str] = frozenset()) -> set[str]:
