@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import secrets
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,6 +16,7 @@ import msgspec
 from cadenza.service import tracing
 from cadenza.service.choice import TextOptions
 from cadenza.service.control import Control
+from cadenza.service.departures import Departures
 from cadenza.service.encoder import Encoder
 from cadenza.service.engine_client import EngineClient
 from cadenza.service.entrance import Entrance
@@ -39,7 +39,6 @@ from cadenza.service.validation import CheckedRequest, check, check_all
 from cadenza.wire.arrays import pack_ids
 from cadenza.wire.messages import Ready, Sampling, Submit
 
-_DRAIN_POLL_S = 0.05
 _MANY_TOKENS = 1 << 17  # to list or decode, which takes about 30 ms
 
 
@@ -87,7 +86,10 @@ class Generator:
         self._num_entering = 0  # requests between their arrival and their launch
         self._draining = False
         self.is_paused = False  # takes no requests until it is resumed
-        self.resumption = Resumption(self.limits.resumption, self.metrics, later)
+        self._departures = Departures()
+        self.resumption = Resumption(
+            self.limits.resumption, self.metrics, later, on_left=self._departures.note
+        )
         self._timelines = Timelines()
         engine.watch_decisions(self._timelines.add)
         engine.watch_decisions(self.metrics.count_decisions)
@@ -183,6 +185,7 @@ class Generator:
             return await self._enter(requests, control or Control())
         finally:
             self._num_entering -= len(requests)
+            self._departures.note()
 
     async def caught_up(self) -> None:
         """Wait until the engine has handled what was sent so far, or is dead. Never raises.
@@ -260,8 +263,7 @@ class Generator:
         Returns whether they have. Closing the engine client fails those that have not.
         """
         self._draining = True
-        await _poll(lambda: self.is_idle, timeout_s)
-        return self.is_idle
+        return await self._departures.until(lambda: self.is_idle, timeout_s)
 
     def pause(self) -> None:
         """Refuse new requests until `resume`. Those that are here go on."""
@@ -270,10 +272,11 @@ class Generator:
     def resume(self) -> None:
         """Take requests again, unless it drains for good."""
         self.is_paused = False
+        self._departures.note()
 
     async def wait_while_paused(self, timeout_s: float) -> None:
         """Wait until nothing is in flight, or until requests are taken again."""
-        await _poll(lambda: not (self.num_in_flight and self.is_paused), timeout_s)
+        await self._departures.until(lambda: not (self.num_in_flight and self.is_paused), timeout_s)
 
     def open_statuses(self) -> list[tuple[str, RequestStatus]]:
         """How far each generation is that is open, the oldest first, with its id."""
@@ -309,6 +312,7 @@ class Generator:
             yield
         finally:
             place.leave_all()
+            self._departures.note()
 
     async def _prepare(self, entry: Entry, index: int, timer: RequestTimer, ready: Ready) -> _Job:
         checked = entry.requests[index]
@@ -377,6 +381,7 @@ class Generator:
     def _close(self, generation: Generation) -> None:
         self._open.discard(generation)
         self._timelines.end(generation.id)
+        self._departures.note()
 
     def _salt(self, checked: CheckedRequest) -> str:
         """Under a salt of its own a prompt finds nothing in the cache, and all of it is scored."""
@@ -418,13 +423,6 @@ class Generator:
             )
             for start in range(0, num_choices, max_rows)
         ]
-
-
-async def _poll(is_over: Callable[[], bool], timeout_s: float) -> None:
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(timeout_s):
-            while not is_over():  # noqa: ASYNC110 - seldom in a process's life
-                await asyncio.sleep(_DRAIN_POLL_S)
 
 
 def _traced(generation: Generation, job: _Job) -> tracing.Subject:

@@ -42,8 +42,12 @@ class ResumableStream:
         fingerprint: bytes,
         flow: StreamFlow,
         log: StreamLog,
+        on_delivered: Callable[[], None],
     ) -> None:
-        """`Resumption` makes them. `fingerprint` is of the request that began it."""
+        """`Resumption` makes them. `fingerprint` is of the request that began it.
+
+        `on_delivered` is called when it `is_delivered`, perhaps several times.
+        """
         self.key = key
         self.protocol = protocol
         self.fingerprint = fingerprint
@@ -53,6 +57,7 @@ class ResumableStream:
         self.task: asyncio.Task[None] | None = None
         self.timer: Timer | None = None
         self.memo: object = None  # what else its protocol keeps of it
+        self._on_delivered = on_delivered
         self._is_failure_told = False
         self._num_tokens = 0  # that have come, in events or not yet
 
@@ -85,10 +90,16 @@ class ResumableStream:
         """Its reader has taken all events up to this number."""
         self.log.read(number)
         self.flow.let(self._num_tokens, self.log.num_unread_tokens)
+        self._note()
 
     def told_failure(self) -> None:
         """Its reader has learnt of the failure."""
         self._is_failure_told = True
+        self._note()
+
+    def _note(self) -> None:
+        if self.is_delivered:
+            self._on_delivered()
 
     def _wake(self) -> None:
         if self.reader is not None:

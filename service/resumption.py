@@ -65,12 +65,21 @@ class Resumption:
     """
 
     def __init__(
-        self, limits: ResumptionLimits, metrics: Metrics, later: Later | None = None
+        self,
+        limits: ResumptionLimits,
+        metrics: Metrics,
+        later: Later | None = None,
+        *,
+        on_left: Callable[[], None] = lambda: None,
     ) -> None:
-        """`later` calls after so many seconds; None: the running loop does."""
+        """`later` calls after so many seconds; None: the running loop does.
+
+        `on_left` is called when a stream that has ended is delivered, or is forgotten.
+        """
         self._limits = limits
         self._metrics = metrics
         self._later = later or _by_loop
+        self._on_left = on_left
         self._streams: dict[StreamKey, ResumableStream] = {}  # the oldest first
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -116,6 +125,7 @@ class Resumption:
             fingerprint,
             StreamFlow(window, request.credit),
             StreamLog(self._limits.max_bytes),
+            on_delivered=self._on_left,
         )
         self._streams[key] = stream
         reader = self._attach(stream, 0)
@@ -248,6 +258,7 @@ class Resumption:
             stream.timer.cancel()
         if self._streams.get(stream.key) is stream:
             del self._streams[stream.key]
+            self._on_left()
 
     async def _run(self, stream: ResumableStream, tell: Tell) -> None:
         try:
