@@ -23,7 +23,7 @@ from cadenza.service.engine_process import start_engine
 from cadenza.service.front import Addresses, Front, FrontConfig
 from cadenza.service.limits import Limits, ResumptionLimits
 from cadenza.service.listening import is_loopback, listen
-from cadenza.service.rpc.connections import ConnectionLimits
+from cadenza.service.rpc.connections import ConnectionAge
 from cadenza.service.tokenizer import Tokenizer, load_tokenizer
 from cadenza.wire.heap import freeze_heap
 from cadenza.wire.logging import configure_logging
@@ -171,9 +171,9 @@ def _front_config(located: Located, options: ServeOptions) -> FrontConfig:
         traces_endpoint=options.otlp_traces_endpoint,
         metrics_tenants=options.metrics_tenant,
         metrics_as_vllm=options.metrics_compat == "vllm",
-        grpc_connections=ConnectionLimits(
-            max_age_s=options.grpc_connection_age or None,
-            age_grace_s=options.grpc_connection_age_grace,
+        grpc_connection_age=ConnectionAge(
+            max_s=options.grpc_connection_age or None,
+            grace_s=options.grpc_connection_age_grace,
         ),
         shutdown_timeout_s=options.shutdown_timeout,
         engine=EngineConfig(

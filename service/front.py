@@ -28,7 +28,7 @@ from cadenza.service.listening import is_loopback, listen
 from cadenza.service.metrics import Metrics
 from cadenza.service.otel import open_tracer
 from cadenza.service.policy_control import PolicyControl
-from cadenza.service.rpc.connections import DEFAULT_LIMITS, ConnectionLimits
+from cadenza.service.rpc.connections import ANY_AGE, ConnectionAge
 from cadenza.service.rpc.server import GrpcServer
 from cadenza.service.tokenizer import Tokenizer
 from cadenza.wire.messages import EngineConfig, Progress, Ready
@@ -65,7 +65,7 @@ class FrontConfig:
     traces_endpoint: str | None = None  # of OTLP by HTTP
     metrics_tenants: Sequence[str] = ()  # that get series of their own
     metrics_as_vllm: bool = True  # whether metrics go by vLLM's names as well
-    grpc_connections: ConnectionLimits = DEFAULT_LIMITS
+    grpc_connection_age: ConnectionAge = ANY_AGE
     shutdown_timeout_s: float = 30.0  # for requests in flight after the first signal
 
 
@@ -140,7 +140,7 @@ class Front:
             admin,
             host=config.host,
             port=config.grpc_port,
-            connections=config.grpc_connections,
+            connection_age=config.grpc_connection_age,
         )
         try:
             grpc_port = await grpc.start()

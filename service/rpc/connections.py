@@ -16,17 +16,17 @@ PING_ANSWERED_MS = 4_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConnectionLimits:
-    """What an operator may set. By default connections last as long as their clients want."""
+class ConnectionAge:
+    """How old a connection gets. By default it lasts as long as its client wants."""
 
-    max_age_s: float | None = None  # then no further calls; 10% more or less, by chance
-    age_grace_s: float = 600.0  # what calls that still run have from then on
-
-
-DEFAULT_LIMITS = ConnectionLimits()
+    max_s: float | None = None  # then no further calls; 10% more or less, by chance
+    grace_s: float = 600.0  # what calls that still run have from then on
 
 
-def server_options(limits: ConnectionLimits) -> Sequence[tuple[str, Any]]:
+ANY_AGE = ConnectionAge()
+
+
+def server_options(age: ConnectionAge) -> Sequence[tuple[str, Any]]:
     """What gRPC's core is told."""
     options: list[tuple[str, Any]] = [
         # By default two servers may share a port, and clients meet either.
@@ -46,9 +46,9 @@ def server_options(limits: ConnectionLimits) -> Sequence[tuple[str, Any]]:
         ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
         ("grpc.http2.max_ping_strikes", 0),
     ]
-    if limits.max_age_s is not None:
-        options.append(("grpc.max_connection_age_ms", _ms(limits.max_age_s)))
-        options.append(("grpc.max_connection_age_grace_ms", _ms(limits.age_grace_s)))
+    if age.max_s is not None:
+        options.append(("grpc.max_connection_age_ms", _ms(age.max_s)))
+        options.append(("grpc.max_connection_age_grace_ms", _ms(age.grace_s)))
     return options
 
 

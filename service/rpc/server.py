@@ -15,7 +15,7 @@ from cadenza.service.generator import Generator
 from cadenza.service.listening import why
 from cadenza.service.rpc.admin_servicer import SERVICE as ADMIN_SERVICE
 from cadenza.service.rpc.admin_servicer import AdminServicer
-from cadenza.service.rpc.connections import DEFAULT_LIMITS, ConnectionLimits, server_options
+from cadenza.service.rpc.connections import ANY_AGE, ConnectionAge, server_options
 from cadenza.service.rpc.policy_servicer import SERVICE as POLICY_SERVICE
 from cadenza.service.rpc.policy_servicer import PolicyServicer
 from cadenza.service.rpc.servicer import SERVICE, STALL_S, GenerationServicer
@@ -39,7 +39,7 @@ class GrpcServer:
         *,
         host: str = "127.0.0.1",
         port: int = 50051,
-        connections: ConnectionLimits = DEFAULT_LIMITS,
+        connection_age: ConnectionAge = ANY_AGE,
         stall_s: float = STALL_S,
     ) -> None:
         """Serve `generator`, and administration to whom `admin` lets in; None: nobody.
@@ -50,7 +50,7 @@ class GrpcServer:
         self._port = port
         self._generator = generator
         self._is_ready = False
-        self._options = server_options(connections)
+        self._options = server_options(connection_age)
         self._servicer = GenerationServicer(generator, stall_s=stall_s)
         handlers = {SERVICE: self._servicer.handlers()}
         if admin is not None:

@@ -19,7 +19,7 @@ from cadenza.cli.options import ServeOptions
 from cadenza.service.front import Addresses, FrontConfig
 from cadenza.service.limits import Limits, ResumptionLimits
 from cadenza.service.metrics import NO_TENANT, OTHER_TENANTS
-from cadenza.service.rpc.connections import ConnectionLimits
+from cadenza.service.rpc.connections import ConnectionAge
 from cadenza.wire.codec import FrameReader, encode
 from cadenza.wire.messages import EngineConfig, PolicyConfig, Ready, Start, ToEngine
 
@@ -95,11 +95,11 @@ FRONT_FLAGS: list[tuple[list[str], str, Any]] = [
     (["--grpc-port", "0"], "grpc_port", 0),
     (["--served-model-name", "a", "--served-model-name", "b"], "model_names", ("a", "b")),
     (["--shutdown-timeout", "1.5"], "shutdown_timeout_s", 1.5),
-    ([], "grpc_connections", ConnectionLimits()),
+    ([], "grpc_connection_age", ConnectionAge()),
     (
         ["--grpc-connection-age", "1.5", "--grpc-connection-age-grace", "0"],
-        "grpc_connections",
-        ConnectionLimits(max_age_s=1.5, age_grace_s=0.0),
+        "grpc_connection_age",
+        ConnectionAge(max_s=1.5, grace_s=0.0),
     ),
     (["--otlp-traces-endpoint", "http://h:1/v1"], "traces_endpoint", "http://h:1/v1"),
     (["--metrics-compat", "none"], "metrics_as_vllm", False),

@@ -12,10 +12,10 @@ import grpc
 import pytest
 
 from cadenza.service.rpc.connections import (
-    DEFAULT_LIMITS,
+    ANY_AGE,
     MAX_MESSAGE_BYTES,
     MAX_STREAMS,
-    ConnectionLimits,
+    ConnectionAge,
     server_options,
 )
 from cadenza.v1 import generation_pb2 as pb
@@ -54,16 +54,16 @@ async def test_nobody_is_cut_off_for_pings(serve):
 
 
 async def test_a_connection_of_age_is_told_to_go(serve):
-    limits = ConnectionLimits(max_age_s=0.05)
-    async with serve(connections=limits) as served, http2.connect(served.port) as connection:
+    age = ConnectionAge(max_s=0.05)
+    async with serve(connection_age=age) as served, http2.connect(served.port) as connection:
         assert (await first(connection, http2.GOAWAY)).goaway_code == 0
 
 
 async def test_what_runs_on_a_connection_of_age_goes_on_and_new_calls_get_another(
     generator, serve, submit_of
 ):
-    limits = ConnectionLimits(max_age_s=0.05)
-    async with serve(connections=limits) as served:
+    age = ConnectionAge(max_s=0.05)
+    async with serve(connection_age=age) as served:
         talk = Talk(served.stub)
         await talk.submit("old", text="old")
         old = await generator.generation("old")
@@ -84,8 +84,8 @@ async def test_what_runs_on_a_connection_of_age_goes_on_and_new_calls_get_anothe
 
 
 async def test_what_outlives_the_grace_of_a_connection_is_cut(generator, serve):
-    limits = ConnectionLimits(max_age_s=0.05, age_grace_s=0.05)
-    async with serve(connections=limits) as served:
+    age = ConnectionAge(max_s=0.05, grace_s=0.05)
+    async with serve(connection_age=age) as served:
         talk = Talk(served.stub)
         await talk.submit("a", text="a")
         await (await generator.generation("a")).cancelled.wait()
@@ -96,14 +96,14 @@ async def test_what_outlives_the_grace_of_a_connection_is_cut(generator, serve):
 
 
 def test_connections_last_by_default():
-    names = [name for name, _ in server_options(DEFAULT_LIMITS)]
+    names = [name for name, _ in server_options(ANY_AGE)]
 
     assert not [name for name in names if "connection_age" in name]
 
 
 @pytest.mark.parametrize(("seconds", "ms"), [(0.0, 1), (1e-9, 1), (1.5, 1500), (1e9, 2**31 - 1)])
 def test_an_age_in_seconds_is_milliseconds_in_the_cores_range(seconds, ms):
-    options = dict(server_options(ConnectionLimits(max_age_s=seconds, age_grace_s=seconds)))
+    options = dict(server_options(ConnectionAge(max_s=seconds, grace_s=seconds)))
 
     assert options["grpc.max_connection_age_ms"] == ms
     assert options["grpc.max_connection_age_grace_ms"] == ms
