@@ -133,7 +133,12 @@ class Front:
         )
         access = AdminAccess(config.admin_key, is_local=is_loopback(config.host))
         admin = Admin(control, access)
-        app = build_app(generator, admin, metrics_as_vllm=config.metrics_as_vllm)
+        app = build_app(
+            generator,
+            admin,
+            metrics_as_vllm=config.metrics_as_vllm,
+            num_connections=lambda: {"http": http.num_connections, "grpc": grpc.num_connections},
+        )
         http = HttpServer(app, sockets, graceful_s=_FLUSH_S)
         grpc = GrpcServer(
             generator,

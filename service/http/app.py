@@ -32,7 +32,7 @@ from cadenza.service.http.policies import policy_routes
 from cadenza.service.http.requests import request_routes
 from cadenza.service.http.resumable import stream_routes
 from cadenza.service.http.tokens import token_routes
-from cadenza.service.http.traffic import Traffic
+from cadenza.service.http.traffic import NumConnections, Traffic
 
 logger = structlog.get_logger(__name__)
 
@@ -43,14 +43,19 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
 def build_app(
-    generator: Generator, admin: Admin | None = None, *, metrics_as_vllm: bool = True
+    generator: Generator,
+    admin: Admin | None = None,
+    *,
+    metrics_as_vllm: bool = True,
+    num_connections: NumConnections = dict,
 ) -> ASGIApp:
     """The application for one generator, with the routes of its administrator if there is one.
 
     It needs no lifespan. `metrics_as_vllm`: whether metrics go by vLLM's names as well as ours.
+    `num_connections` tells them how many connections there are of each protocol.
     """
     traffic = Traffic()
-    exporter = Exporter(generator, traffic, as_vllm=metrics_as_vllm)
+    exporter = Exporter(generator, traffic, num_connections, as_vllm=metrics_as_vllm)
     own_version = version("cadenza")  # now, because looking it up reads files
     routes = [
         Route("/v1/chat/completions", Endpoint(generator, Chat()), methods=["POST"]),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from cadenza.policies.profile import GATE, GUARD
 from cadenza.service.generator import Generator
@@ -147,6 +147,16 @@ def streams(generator: Generator) -> Iterator[Family]:
             labels=(label,),
             samples=[((value,), count) for value, count in counts.items()],
         )
+
+
+def open_connections(by_protocol: Mapping[str, int]) -> Iterator[Family]:
+    yield Family(
+        name="connections",
+        kind="gauge",
+        text="Connections that clients have open, idle ones as well.",
+        labels=("protocol",),
+        samples=[((protocol,), count) for protocol, count in by_protocol.items()],
+    )
 
 
 def http(traffic: Traffic) -> Iterator[Family]:

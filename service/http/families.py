@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from cadenza.service.generator import Generator
-from cadenza.service.http.breakdowns import http, policies, streams, tenants
+from cadenza.service.http.breakdowns import http, open_connections, policies, streams, tenants
 from cadenza.service.http.family import Family, Kind
 from cadenza.service.http.traffic import Traffic
 from cadenza.service.metrics import Metrics
 
 
-def families(generator: Generator, traffic: Traffic) -> Iterator[Family]:
-    """All of them, at this moment."""
+def families(
+    generator: Generator, traffic: Traffic, connections: Mapping[str, int]
+) -> Iterator[Family]:
+    """All of them, at this moment. `connections` are by protocol."""
     yield from _state(generator)
     yield from _engine_totals(generator)
     yield from _front_totals(generator)
@@ -20,6 +22,7 @@ def families(generator: Generator, traffic: Traffic) -> Iterator[Family]:
     yield from policies(generator)
     yield from tenants(generator.metrics)
     yield from streams(generator)
+    yield from open_connections(connections)
     yield from http(traffic)
 
 

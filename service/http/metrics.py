@@ -23,7 +23,7 @@ from prometheus_client.registry import Collector
 from cadenza.service.generator import Generator
 from cadenza.service.http.families import families
 from cadenza.service.http.family import Family
-from cadenza.service.http.traffic import Traffic
+from cadenza.service.http.traffic import NumConnections, Traffic
 
 _OURS, _THEIRS = "cadenza:", "vllm:"
 _ENGINE = {"engine": "0"}  # a label that vLLM's series have
@@ -34,10 +34,18 @@ class Exporter:
 
     content_type = CONTENT_TYPE_PLAIN_0_0_4
 
-    def __init__(self, generator: Generator, traffic: Traffic, *, as_vllm: bool = True) -> None:
+    def __init__(
+        self,
+        generator: Generator,
+        traffic: Traffic,
+        num_connections: NumConnections,
+        *,
+        as_vllm: bool = True,
+    ) -> None:
         """`as_vllm`: whether vLLM's names are used beside ours."""
         self._generator = generator
         self._traffic = traffic
+        self._num_connections = num_connections
         self._as_vllm = as_vllm
         self._labels = {"model_name": generator.model_name}
         self._rendering = asyncio.Lock()
@@ -45,7 +53,8 @@ class Exporter:
     async def render(self) -> bytes:
         """The text. However many ask, one thread at a time competes with the loop."""
         async with self._rendering:
-            known = [family.copy() for family in families(self._generator, self._traffic)]
+            now = families(self._generator, self._traffic, self._num_connections())
+            known = [family.copy() for family in now]
             return await asyncio.to_thread(self._text, known)
 
     def _text(self, known: Sequence[Family]) -> bytes:

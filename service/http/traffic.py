@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from starlette.routing import Route
 from starlette.types import Scope
 
 from cadenza.service.metrics import REQUEST_S, Histogram
+
+NumConnections = Callable[[], Mapping[str, int]]  # that clients have open, by protocol
 
 OTHER = "other"
 _METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH")

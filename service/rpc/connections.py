@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cadenza.service.rpc import channelz
+
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024  # as much as the body of an HTTP request
 # Calls at once; a client's further ones wait for these. Each may have an outbox full, so that a
 # connection takes 128 MiB at most.
@@ -29,6 +31,7 @@ ANY_AGE = ConnectionAge()
 def server_options(age: ConnectionAge) -> Sequence[tuple[str, Any]]:
     """What gRPC's core is told."""
     options: list[tuple[str, Any]] = [
+        channelz.OPTION,
         # By default two servers may share a port, and clients meet either.
         ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),

@@ -125,7 +125,10 @@ def serve(open_front, hasty_uvicorn: None) -> OpenServed:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 << 10)
             admin = Admin(front.control, AdminAccess(admin_key, is_local=is_local))
             app = build_app(
-                front.generator, admin if with_admin else None, metrics_as_vllm=metrics_as_vllm
+                front.generator,
+                admin if with_admin else None,
+                metrics_as_vllm=metrics_as_vllm,
+                num_connections=lambda: {"http": server.num_connections, "grpc": 7},
             )
             server = HttpServer(app, [listener], graceful_s=1, limits=connections)
             serving = asyncio.create_task(server.serve())

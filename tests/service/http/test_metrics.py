@@ -237,6 +237,19 @@ def test_refusals_are_counted_by_tenant(run, serve: OpenServed):
     run(main())
 
 
+def test_connections_are_counted_by_protocol(run, serve: OpenServed):
+    async def main():
+        async with serve() as served:
+            _, idle = await asyncio.open_connection("127.0.0.1", served.port)
+            told = samples(await scraped(served), "cadenza:")
+            idle.close()
+
+            assert value(told, "connections", protocol="http") == 2
+            assert value(told, "connections", protocol="grpc") == 7
+
+    run(main())
+
+
 def test_nothing_that_a_client_makes_up_is_a_label(run, serve: OpenServed):
     async def main() -> None:
         async with serve() as served:
@@ -344,7 +357,7 @@ def test_many_scrapes_at_once_keep_one_thread_busy(run, serve: OpenServed, monke
 
     async def main() -> None:
         async with serve() as served:
-            exporter = exposition.Exporter(served.front.generator, Traffic())
+            exporter = exposition.Exporter(served.front.generator, Traffic(), dict)
             monkeypatch.setattr(asyncio, "to_thread", to_thread)
             assert len(await asyncio.gather(*[exporter.render() for _ in range(4)])) == 4
 

@@ -64,7 +64,7 @@ def known(run, serve: OpenServed) -> list[Metric]:
 def declared(run, serve: OpenServed) -> list[Family]:
     async def main() -> list[Family]:
         async with serve() as served:
-            return list(families(served.front.generator, Traffic()))
+            return list(families(served.front.generator, Traffic(), {"http": 1}))
 
     return run(main())
 

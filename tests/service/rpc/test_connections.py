@@ -7,10 +7,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
 
 import grpc
 import pytest
 
+from cadenza.service.rpc import GrpcServer, channelz
 from cadenza.service.rpc.connections import (
     ANY_AGE,
     MAX_MESSAGE_BYTES,
@@ -21,6 +23,7 @@ from cadenza.service.rpc.connections import (
 from cadenza.v1 import generation_pb2 as pb
 from tests.service.rpc import http2
 from tests.service.rpc.talking import Talk
+from tests.service.waiting import until
 
 
 async def first(connection: http2.Connection, kind: int, flags: int = 0) -> http2.Frame:
@@ -51,6 +54,35 @@ async def test_nobody_is_cut_off_for_pings(serve):
                 break
 
         assert answered == [*range(num)]
+
+
+async def test_connections_are_counted_with_calls_and_without(serve):
+    async with serve() as served, serve() as other:
+        assert served.server.num_connections == 0
+        await served.channel.channel_ready()
+        async with http2.connect(served.port), http2.connect(other.port) as connection:
+            await first(connection, http2.SETTINGS)
+            await until(lambda: served.server.num_connections == 2)
+            assert other.server.num_connections == 1
+        await until(lambda: served.server.num_connections == 1)
+        await served.channel.close()
+        await until(lambda: served.server.num_connections == 0)
+
+
+async def test_more_connections_than_are_told_at_once_are_counted(serve, monkeypatch):
+    monkeypatch.setattr(channelz, "_PAGE", 2)
+    async with serve() as served, AsyncExitStack() as connections:
+        for num in range(1, 6):
+            await connections.enter_async_context(http2.connect(served.port))
+            await until(lambda num=num: served.server.num_connections == num)
+
+
+async def test_a_server_that_does_not_serve_has_no_connections(generator):
+    server = GrpcServer(generator, port=0)
+    assert server.num_connections == 0
+    await server.start()
+    await server.stop(0)
+    assert server.num_connections == 0
 
 
 async def test_a_connection_of_age_is_told_to_go(serve):
