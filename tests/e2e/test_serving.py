@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import queue
+import re
 import signal
 import socket
 import subprocess
@@ -16,6 +17,7 @@ import httpx
 import pytest
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
 )
@@ -94,6 +96,15 @@ def test_an_operator_counts_tokens_looks_at_a_request_and_empties_the_cache(serv
         records = http.get(f"/v1/requests/{second['id']}/timeline").json()["records"]
         assert [record["kind"] for record in records] == ["arrived", "admitted", "finished"]
         assert records[-1]["facts"] == {"reason": "length", "generated_tokens": 2}
+
+
+def test_connections_of_both_protocols_are_counted(server: Served):
+    with grpc.insecure_channel(server.grpc) as channel:
+        grpc.channel_ready_future(channel).result(60)
+        text = httpx.get(f"{server.http}/metrics").text
+
+    found = re.findall(r'cadenza:connections\{.*protocol="(\w+)"\} ([1-9]\d*)\.0', text)
+    assert [protocol for protocol, _ in found] == ["http", "grpc"]
 
 
 def test_joined_deltas_are_the_whole_answer(openai: OpenAI):
@@ -348,16 +359,39 @@ def stream_lines(url: str, max_tokens: int) -> Iterator[Any]:
 
 
 def test_a_signal_lets_requests_in_flight_end(serve: Serve):
-    running = serve("--max-model-len", "512")
-    lines = stream_lines(running.http, max_tokens=60)
+    """One that is told over HTTP, and one over gRPC that has no credit before the signal."""
+    running = serve("--max-model-len", "512", "--shutdown-timeout", "100")
+    lines = stream_lines(running.http, max_tokens=8)
     received = [next(lines)]
-
-    running.process.send_signal(signal.SIGTERM)
+    generation = {"text": "Once", "max_tokens": 4, "ignore_eos": True}
+    actions: queue.Queue[Any] = queue.Queue()
+    events: list[Any] = []
+    with grpc.insecure_channel(running.grpc) as channel:
+        session = ReflectedSession(channel)
+        actions.put(session.submit("q", input=generation, credit=2))
+        for response in session.call(iter(actions.get, None)):
+            events += response.events
+            if any(event.notice.HasField("parked") for event in response.events):
+                running.process.send_signal(signal.SIGTERM)
+                wait_until_not_serving(channel)
+                actions.put(session.request_class(credit={"request_id": "q", "tokens": 2}))
+            elif events[-1].HasField("finished"):
+                actions.put(None)
     received += lines
 
+    assert events[-1].finished.usage.completion_tokens == 4
     assert received[-1] == "[DONE]"
-    assert received[-2]["usage"]["completion_tokens"] == 60
+    assert received[-2]["usage"]["completion_tokens"] == 8
     assert running.process.wait(30) == 0
+
+
+def wait_until_not_serving(channel: grpc.Channel) -> None:
+    states = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+    for state in states:
+        if state.status == health_pb2.HealthCheckResponse.NOT_SERVING:
+            states.cancel()
+            return
+    raise AssertionError("it never said so")
 
 
 def test_a_second_signal_ends_them_with_an_error_event(serve: Serve):
