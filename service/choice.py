@@ -79,7 +79,7 @@ class Owner(Protocol):
 
 
 class Choice:
-    """Receives one row's tokens (`engine_client.Row`) and keeps what its reader has not taken.
+    """Receives one row's tokens (`engine_rows.Row`) and keeps what its reader has not taken.
 
     Text is decoded on arrival, so that a stop string ends the row even if nobody is reading. What
     is kept is at most max_tokens of output, merged into one Delta whenever the reader comes.
@@ -181,7 +181,7 @@ class Choice:
             logprobs = self._prompt_logprobs.positions(options.echoed_logprobs)
         return Echo(choice=self.index, text=options.echo or "", logprobs=logprobs)
 
-    # engine_client.Row
+    # engine_rows.Row
 
     def on_prompt_scores(self, scores: PromptScores) -> None:
         self._owner.choice_scored(scores)

@@ -1,4 +1,4 @@
-"""The front's end of the socketpair: sends rows to the engine and hands out what comes back."""
+"""The front's end of the socketpair: sends rows to the engine and takes apart what comes back."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import socket
 import time
-from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Protocol, TypeAlias, TypeVar, TypeVarTuple, cast
+from collections.abc import Callable, Sequence
+from typing import cast
 
 import structlog
 
-from cadenza.service.errors import UNEXPECTED, EngineUnavailable
+from cadenza.service.engine_questions import ANSWER_LIMIT_S, Answer, Questions, in_time
+from cadenza.service.engine_rows import Row, Rows
+from cadenza.service.errors import EngineUnavailable
 from cadenza.service.news import read_news
 from cadenza.wire.codec import FrameError, FrameReader, encode
 from cadenza.wire.messages import (
@@ -28,11 +29,9 @@ from cadenza.wire.messages import (
     PoliciesAnswer,
     PoliciesState,
     Progress,
-    PromptScores,
     Ready,
     Reprioritise,
     ResetPrefixCache,
-    RowLogprobs,
     SetDeadline,
     Shutdown,
     Start,
@@ -42,44 +41,9 @@ from cadenza.wire.messages import (
     ToFront,
 )
 
-T = TypeVar("T")
-Told = TypeVarTuple("Told")
-Answer: TypeAlias = PoliciesAnswer | PoliciesState
-
 logger = structlog.get_logger(__name__)
 
-ANSWER_LIMIT_S = 10.0  # for a question; an engine that serves answers between two steps
-
-_PARKED = frozenset({"parked", "unparked"})  # kinds of decisions
 _GONE = "The engine process is gone."
-
-
-class Row(Protocol):
-    """Receives what the engine says about one row. Called on the loop; must not block.
-
-    A row that raises is logged, cancelled, and told that it failed; no other row notices.
-    """
-
-    def on_admitted(self, cached_tokens: int) -> None:
-        """The row got a seat, for the first time or again."""
-
-    def on_preempted(self) -> None:
-        """The row lost its seat."""
-
-    def on_prompt_scores(self, scores: PromptScores) -> None:
-        """Some tokens of its prompt are scored; all of them are before the row's first token."""
-
-    def on_parked(self) -> None:
-        """The row waits for credit."""
-
-    def on_unparked(self) -> None:
-        """The row goes on, as there is credit again."""
-
-    def on_token(self, token: int, finished: int, logprobs: RowLogprobs | None) -> None:
-        """One token, or an end (`wire.messages.Finished`), or both. Token -1 is none."""
-
-    def on_failed(self, message: str, *, retryable: bool) -> None:
-        """The row ended without a result. Nothing follows."""
 
 
 class EngineClient(asyncio.Protocol):
@@ -97,10 +61,9 @@ class EngineClient(asyncio.Protocol):
         self.failure: str | None = None  # why the engine is dead, for operators
         self._reader: FrameReader[ToFront] = FrameReader(ToFront)
         self._transport: asyncio.WriteTransport | None = None
-        self._rows: dict[int, Row] = {}
+        self._rows = Rows(lambda request: self._tell(Cancel(request)))
         self._next_number = 1
-        self._questions: dict[int, asyncio.Future[Answer]] = {}
-        self._awaited: deque[tuple[int, asyncio.Future[None]]] = deque()  # by messages handled
+        self._questions = Questions()
         self._ready: asyncio.Future[Ready] = loop.create_future()
         self._lost: asyncio.Future[None] = loop.create_future()
         self._closing = False
@@ -194,33 +157,32 @@ class EngineClient(asyncio.Protocol):
             EngineUnavailable: the engine is dead.
         """
         self.send(message)
-        numbers = range(message.request, message.request + message.n)
-        self._rows.update(zip(numbers, rows, strict=True))
+        assert len(rows) == message.n
+        self._rows.add(message.request, rows)
 
     def cancel(self, request: int) -> None:
         """Forget a row and tell the engine, if it has not ended. Idempotent, never raises."""
-        if self._rows.pop(request, None) is not None and self.failure is None:
-            self.send(Cancel(request))
+        if self._rows.remove(request):
+            self._tell(Cancel(request))
 
     def finish(self, request: int, tokens_kept: int) -> None:
         """End a row normally after `tokens_kept` tokens, and forget it. Never raises."""
-        if self._rows.pop(request, None) is not None and self.failure is None:
-            self.send(Finish(request, tokens_kept))
+        if self._rows.remove(request):
+            self._tell(Finish(request, tokens_kept))
 
     def grant(self, request: int, tokens: int) -> None:
         """Let the rows that were submitted with `request` have `tokens` more. Never raises."""
-        if self.failure is None:
-            self.send(Credit(request, tokens))
+        self._tell(Credit(request, tokens))
 
     def reprioritise(self, request: int, priority: int) -> None:
         """Give a row that has not ended another priority. Never raises."""
-        if request in self._rows and self.failure is None:
-            self.send(Reprioritise(request, priority))
+        if request in self._rows:
+            self._tell(Reprioritise(request, priority))
 
     def set_deadline(self, request: int, deadline_s: float | None) -> None:
         """Give a row that has not ended another deadline, None being none. Never raises."""
-        if request in self._rows and self.failure is None:
-            self.send(SetDeadline(request, deadline_s))
+        if request in self._rows:
+            self._tell(SetDeadline(request, deadline_s))
 
     def reset_prefix_cache(self) -> asyncio.Future[None]:
         """Let the engine forget every cached prefix; the future ends when it has.
@@ -231,13 +193,13 @@ class EngineClient(asyncio.Protocol):
         """
         self._refuse_unless_serving()
         self.send(ResetPrefixCache())
-        return self._handled()
+        return self._questions.handled(self._sent)
 
     async def caught_up(self) -> None:
         """Wait until the engine has handled what was sent so far, or is dead. Never raises."""
         if self.failure is None and self.counters.received < self._sent:
             with contextlib.suppress(EngineUnavailable):
-                await self._handled()
+                await self._questions.handled(self._sent)
 
     async def ask(
         self, question: Callable[[int], ToEngine], limit_s: float | None = ANSWER_LIMIT_S
@@ -252,13 +214,12 @@ class EngineClient(asyncio.Protocol):
         """
         self._refuse_unless_serving()
         number = self.take_numbers(1)
-        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._questions[number] = answer
+        answer = self._questions.ask(number)
         try:
             self.send(question(number))
             return await in_time(answer, limit_s)
         finally:
-            del self._questions[number]
+            self._questions.forget(number)
 
     def send(self, message: ToEngine) -> None:
         """Send without waiting. The engine is silent until a frame says that it has handled this.
@@ -278,11 +239,10 @@ class EngineClient(asyncio.Protocol):
             self._write(Shutdown())
             self._transport.close()
 
-    def _handled(self) -> asyncio.Future[None]:
-        """Ends once the engine has handled what was sent so far; fails if it dies before."""
-        handled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._awaited.append((self._sent, handled))
-        return handled
+    def _tell(self, message: ToEngine) -> None:
+        """Send what a dead engine need not know."""
+        if self.failure is None:
+            self.send(message)
 
     def _refuse_unless_serving(self) -> None:
         if not self.is_serving:
@@ -327,9 +287,7 @@ class EngineClient(asyncio.Protocol):
                 if not self._ready.done():
                     self._ready.set_result(message)
             case PoliciesAnswer() | PoliciesState():
-                question = self._questions.get(message.number)
-                if question is not None and not question.done():
-                    question.set_result(message)
+                self._questions.answer(message)
             case Progress():
                 for callback in self._on_progress:
                     callback(message)
@@ -337,8 +295,8 @@ class EngineClient(asyncio.Protocol):
     def _on_failed(self, failed: Failed) -> None:
         if failed.request is None:
             self._fail(failed.message)
-        elif row := self._rows.pop(failed.request, None):
-            _fail_row(row, failed.message, retryable=False)
+        else:
+            self._rows.fail(failed.request, failed.message)
 
     def _on_step(self, step: Step) -> None:
         news = read_news(step)
@@ -351,37 +309,10 @@ class EngineClient(asyncio.Protocol):
             self.policy_faults = step.policy_faults
         # A frame may have left before the engine read what we sent last
         self._at_rest = step.counters.at_rest and step.counters.received == self._sent
-        rows = self._rows
-        for request, cached_tokens in news.admitted:
-            if row := rows.get(request):
-                self._tell(request, row, row.on_admitted, cached_tokens)
-        for scores in step.prompt_scores:
-            if row := rows.get(scores.request):
-                self._tell(scores.request, row, row.on_prompt_scores, scores)
-        for index, (request, token, finished) in enumerate(news.tokens):
-            row = rows.pop(request, None) if finished else rows.get(request)
-            if row is not None:
-                try:  # as `_tell`, but this is done for every token
-                    row.on_token(token, finished, news.logprobs.get(index))
-                except Exception:
-                    self._drop(request, row)
-        # The tokens are of the pass before this step, which took seats away after it
-        for request in news.preempted:
-            if row := rows.get(request):
-                self._tell(request, row, row.on_preempted)
+        self._rows.hand_out(news, step.prompt_scores, step.decisions)
         if step.decisions:
-            self._tell_parked(step.decisions)
             self._show(step.decisions)
-        while self._awaited and self._awaited[0][0] <= step.counters.received:
-            _, handled = self._awaited.popleft()
-            if not handled.done():
-                handled.set_result(None)
-
-    def _tell_parked(self, decisions: Sequence[Decision]) -> None:
-        for decision in decisions:
-            if decision.kind in _PARKED and (row := self._rows.get(decision.request)):
-                news = row.on_parked if decision.kind == "parked" else row.on_unparked
-                self._tell(decision.request, row, news)
+        self._questions.has_handled(step.counters.received)
 
     def _show(self, decisions: Sequence[Decision]) -> None:
         for callback in self._on_decisions:
@@ -389,18 +320,6 @@ class EngineClient(asyncio.Protocol):
                 callback(decisions)
             except Exception:
                 logger.exception("decision_watcher_failed")
-
-    def _tell(self, request: int, row: Row, news: Callable[[*Told], None], *told: *Told) -> None:
-        try:
-            news(*told)
-        except Exception:
-            self._drop(request, row)
-
-    def _drop(self, request: int, row: Row) -> None:
-        """Give up a row that has just raised."""
-        logger.exception("row_failed", request=request)
-        self.cancel(request)
-        _fail_row(row, UNEXPECTED, retryable=False)
 
     def _fail(self, reason: str) -> None:
         """The engine is dead: everybody who waits is told, once."""
@@ -412,36 +331,7 @@ class EngineClient(asyncio.Protocol):
         if not self._ready.done():
             self._ready.set_exception(EngineUnavailable(reason))
             self._ready.exception()  # seen: nobody need be waiting
-        waiting: list[asyncio.Future[Any]]
-        waiting = [*self._questions.values(), *(handled for _, handled in self._awaited)]
-        self._awaited.clear()
-        for future in waiting:
-            if not future.done():
-                future.set_exception(EngineUnavailable(reason))
-                future.exception()  # seen: nobody need be waiting
-        rows, self._rows = self._rows, {}
-        for row in rows.values():
-            _fail_row(row, reason, retryable=True)
+        self._questions.fail(reason)
+        self._rows.fail_all(reason)
         if self._transport is not None:
             self._transport.close()
-
-
-async def in_time(answer: Awaitable[T], limit_s: float | None = ANSWER_LIMIT_S) -> T:
-    """What the engine answers; an answer that comes later is nobody's. None: without limit.
-
-    Raises:
-        EngineUnavailable: it does not answer in time; and whatever `answer` raises.
-    """
-    try:
-        async with asyncio.timeout(limit_s):
-            return await answer
-    except TimeoutError as error:
-        message = f"The engine has not answered within {limit_s:g} s; try again later."
-        raise EngineUnavailable(message) from error
-
-
-def _fail_row(row: Row, message: str, *, retryable: bool) -> None:
-    try:
-        row.on_failed(message, retryable=retryable)
-    except Exception:
-        logger.exception("row_failed_to_fail", message=message)

@@ -7,7 +7,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from cadenza.service.admin import Admin
-from cadenza.service.engine_client import in_time
+from cadenza.service.engine_questions import in_time
 from cadenza.service.generator import Generator
 from cadenza.service.http.errors import JsonResponse
 

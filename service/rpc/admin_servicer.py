@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 import grpc
 
 from cadenza.service.admin import AdminAccess
-from cadenza.service.engine_client import in_time
+from cadenza.service.engine_questions import in_time
 from cadenza.service.errors import InvalidRequest, UnknownRequest
 from cadenza.service.generator import Generator
 from cadenza.service.rpc.admin_calls import admin_handlers

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
-from cadenza.service.engine_client import in_time
+from cadenza.service.engine_questions import in_time
 from cadenza.service.errors import EngineUnavailable, GenerationFailed
 from cadenza.service.request import GenerationRequest
 from cadenza.wire.arrays import pack_ids
@@ -383,7 +383,7 @@ def test_a_reset_that_is_not_confirmed_in_time_is_nobodys(run, open_front):
                 await in_time(front.client.reset_prefix_cache(), 0.01)
             front.engine.answers_questions = True
             await in_time(front.client.reset_prefix_cache())
-            assert not front.client._awaited
+            assert not front.client._questions
 
     run(main())
 

@@ -14,7 +14,7 @@ from smg_grpc_proto.generated import common_pb2
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
 from cadenza.service.admin import AdminAccess
-from cadenza.service.engine_client import in_time
+from cadenza.service.engine_questions import in_time
 from cadenza.service.errors import Forbidden, InvalidRequest, RequestError
 from cadenza.service.generator import Generator
 from cadenza.service.rpc import status
