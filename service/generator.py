@@ -7,14 +7,9 @@ import secrets
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import msgspec
-
-from cadenza.service import tracing
-from cadenza.service.choice import TextOptions
 from cadenza.service.control import Control
 from cadenza.service.departures import Departures
 from cadenza.service.encoder import Encoder
@@ -23,11 +18,12 @@ from cadenza.service.entrance import Entrance
 from cadenza.service.errors import EngineUnavailable, InvalidRequest, UnknownModel
 from cadenza.service.front_policies import FrontPolicies
 from cadenza.service.generation import Generation
+from cadenza.service.job import Job, max_tokens
 from cadenza.service.limits import Limits
 from cadenza.service.logprob_limits import refuse_costly
 from cadenza.service.metrics import Metrics
-from cadenza.service.prompt import refuse_overlong, token_ids
-from cadenza.service.queue import Entry, Places
+from cadenza.service.prompt import token_ids
+from cadenza.service.queue import Entry
 from cadenza.service.request import GenerationRequest
 from cadenza.service.request_timer import RequestTimer
 from cadenza.service.resumable_stream import Later
@@ -36,23 +32,9 @@ from cadenza.service.timelines import RequestStatus, Subject, Timeline, Timeline
 from cadenza.service.tokenizer import Tokenizer
 from cadenza.service.tracing import Tracer
 from cadenza.service.validation import CheckedRequest, check, check_all
-from cadenza.wire.arrays import pack_ids
-from cadenza.wire.messages import Ready, Sampling, Submit
+from cadenza.wire.messages import Ready
 
 _MANY_TOKENS = 1 << 17  # to list or decode, which takes about 30 ms
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Job:
-    """A request that may be launched."""
-
-    checked: CheckedRequest
-    prompt: Sequence[int]
-    sampling: Sampling
-    options: TextOptions
-    max_tokens: int
-    places: Places
-    timer: RequestTimer
 
 
 class Generator:
@@ -314,23 +296,23 @@ class Generator:
             place.leave_all()
             self._departures.note()
 
-    async def _prepare(self, entry: Entry, index: int, timer: RequestTimer, ready: Ready) -> _Job:
+    async def _prepare(self, entry: Entry, index: int, timer: RequestTimer, ready: Ready) -> Job:
         checked = entry.requests[index]
         prompt = await self._encoder.prompt(checked, ready)
         self._entrance.learn(entry, index, len(prompt))
         sampling = await self._encoder.sampling(checked, ready)
         options = await self._encoder.options(checked, prompt)
-        return _Job(
+        return Job(
             checked=entry.requests[index],  # as its client wants it by now
             prompt=prompt,
             sampling=sampling,
             options=options,
-            max_tokens=_max_tokens(checked, len(prompt), ready.max_model_len),
+            max_tokens=max_tokens(checked, len(prompt), ready.max_model_len),
             places=entry.places[index],
             timer=timer,
         )
 
-    def _launch_all(self, jobs: Sequence[_Job], max_rows: int) -> list[Generation]:
+    def _launch_all(self, jobs: Sequence[Job], max_rows: int) -> list[Generation]:
         launched: list[Generation] = []
         with contextlib.ExitStack() as undo:
             position = self.num_queued - sum([job.places.num_held for job in jobs])
@@ -344,7 +326,7 @@ class Generator:
             job.timer.accepted()
         return launched
 
-    def _launch(self, name: str, job: _Job, max_rows: int, position: int) -> Generation:
+    def _launch(self, name: str, job: Job, max_rows: int, position: int) -> Generation:
         """`position`: how many choices wait that were there before, or are of earlier prompts."""
         generation = Generation(
             id=name,
@@ -364,9 +346,10 @@ class Generator:
             max_tokens=job.max_tokens if job.options.generates else 0,
         )
         if self._tracer is not None:
-            job.timer.watch(partial(self._tracer.end, _traced(generation, job)))
-        submits = self._submits(job, max_rows)
+            job.timer.watch(partial(self._tracer.end, job.traced(generation)))
         checked = job.checked
+        first = self.engine.take_numbers(checked.num_choices)
+        submits = job.submits(first, max_rows, self._salt(checked))
         generation.launch(submits, self.tokenizer, job.options)
         subject = Subject(
             model=generation.model,
@@ -378,61 +361,16 @@ class Generator:
         self._open.add(generation)
         return generation
 
-    def _close(self, generation: Generation) -> None:
-        self._open.discard(generation)
-        self._timelines.end(generation.id)
-        self._departures.note()
-
     def _salt(self, checked: CheckedRequest) -> str:
         """Under a salt of its own a prompt finds nothing in the cache, and all of it is scored."""
         if checked.sampling.prompt_logprobs is None:
             return checked.cache_salt
         return secrets.token_hex(self.limits.max_salt_chars)  # longer than any client's
 
-    def _submits(self, job: _Job, max_rows: int) -> list[Submit]:
-        """One message for all choices, or several where they are more than the engine has seats."""
-        checked = job.checked
-        num_choices = checked.num_choices
-        if checked.credit is not None and num_choices > max_rows:
-            # Each message opens a credit of its own
-            raise InvalidRequest(
-                f"n is {num_choices}, but with credit or a stream_id at most {max_rows} choices "
-                "run together.",
-                "n",
-            )
-        first = self.engine.take_numbers(num_choices)
-        whole = Submit(
-            request=first,
-            n=num_choices,
-            prompt=pack_ids(job.prompt),
-            max_tokens=job.max_tokens,
-            sampling=job.sampling,
-            stop_token_ids=checked.stop_token_ids,
-            ignore_eos=checked.ignore_eos,
-            priority=checked.priority,
-            cache_salt=self._salt(checked),
-            tenant=checked.tenant,
-            ttft_target_s=checked.ttft_target_s,
-            tpot_target_s=checked.tpot_target_s,
-            deadline_s=checked.deadline_s,
-            credit=checked.credit,
-        )
-        return [
-            msgspec.structs.replace(
-                whole, request=first + start, choice=start, n=min(max_rows, num_choices - start)
-            )
-            for start in range(0, num_choices, max_rows)
-        ]
-
-
-def _traced(generation: Generation, job: _Job) -> tracing.Subject:
-    return tracing.Subject(
-        id=generation.id,
-        operation="text_completion" if job.checked.prompt.messages is None else "chat",
-        model=generation.model,
-        sampling=job.sampling,
-        caller=tracing.caller(),
-    )
+    def _close(self, generation: Generation) -> None:
+        self._open.discard(generation)
+        self._timelines.end(generation.id)
+        self._departures.note()
 
 
 def _most_told(ready: Ready) -> int:
@@ -447,30 +385,3 @@ def _names(count: int) -> list[str]:
     """
     call = uuid.uuid4().hex
     return [call] if count == 1 else [f"{call}-{index}" for index in range(count)]
-
-
-def _max_tokens(checked: CheckedRequest, prompt_tokens: int, max_model_len: int) -> int:
-    """How many tokens may be generated.
-
-    Raises:
-        InvalidRequest: the prompt alone, or with max_tokens, exceeds the context.
-    """
-    room = max_model_len - prompt_tokens
-    if prompt_tokens == 0:
-        raise InvalidRequest("The prompt has no tokens.", checked.prompt.field)
-    refuse_overlong(prompt_tokens, max_model_len, checked.prompt.field)
-    if checked.max_tokens is None:
-        if checked.min_tokens > room:
-            raise InvalidRequest(
-                f"min_tokens is {checked.min_tokens}, but a prompt of {prompt_tokens} tokens "
-                f"leaves {room} of the model's context of {max_model_len} tokens.",
-                "min_tokens",
-            )
-        return room
-    if checked.max_tokens > room:
-        raise InvalidRequest(
-            f"max_tokens is {checked.max_tokens}, but a prompt of {prompt_tokens} tokens leaves "
-            f"{room} of the model's context of {max_model_len} tokens.",
-            "max_tokens",
-        )
-    return checked.max_tokens
