@@ -50,7 +50,7 @@ class ChatTemplate:
             ValueError: the source is no jinja2 template.
         """
         self.source = source
-        self._special_tokens = dict(special_tokens or {})
+        self.special_tokens = dict(special_tokens or {})
         try:
             self._template = _environment().from_string(source)
         except jinja2.TemplateError as error:
@@ -110,7 +110,7 @@ class ChatTemplate:
         for piece in self._template.generate(
             {
                 **options.variables,
-                **self._special_tokens,
+                **self.special_tokens,
                 "messages": messages,
                 "tools": None,
                 "add_generation_prompt": options.add_generation_prompt,

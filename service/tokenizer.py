@@ -56,7 +56,7 @@ class Tokenizer:
         self._texts = {
             skip: TokenTexts(backend, skip_special_tokens=skip) for skip in (False, True)
         }
-        self._prefix = list(prefix)
+        self.prefix = list(prefix)
         literals = _control_literals(backend, template)
         self._literal = re.compile("|".join(map(re.escape, literals)) or "(?!)")
         self._marked = re.compile(f"{_OPEN}({self._literal.pattern}){_CLOSE}|[{_OPEN}{_CLOSE}]")
@@ -94,8 +94,8 @@ class Tokenizer:
 
     def num_opening(self, ids: Sequence[int]) -> int:
         """How many of the ids open the text (BOS), if they do."""
-        opening = len(self._prefix)
-        return opening if list(ids[:opening]) == self._prefix else 0
+        opening = len(self.prefix)
+        return opening if list(ids[:opening]) == self.prefix else 0
 
     def encode_messages(
         self,
@@ -150,8 +150,8 @@ class Tokenizer:
         return [self.backend.id_to_token(token) or "" for token in ids]
 
     def _opened(self, ids: list[int], opened: bool) -> list[int]:
-        if opened and self._prefix and not self.num_opening(ids):
-            return self._prefix + ids
+        if opened and self.prefix and not self.num_opening(ids):
+            return self.prefix + ids
         return ids
 
     def _mark(self, value: Any) -> Any:

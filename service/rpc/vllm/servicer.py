@@ -23,6 +23,7 @@ from cadenza.service.rpc.vllm import SERVICE, info
 from cadenza.service.rpc.vllm.codec import field_path
 from cadenza.service.rpc.vllm.generate import generate
 from cadenza.service.rpc.vllm.running import Running
+from cadenza.service.rpc.vllm.tokenizer_bundle import TokenizerBundle
 from cadenza.service.wishes import read_wishes
 
 _Unary = Callable[[bytes, Context], Awaitable[Message]]
@@ -34,7 +35,6 @@ _UNSERVED = {
     "StopProfile": "there is no profiler",
 }
 _UNSERVED_STREAMS = {
-    "GetTokenizer": "the tokenizer is not handed out; give the gateway the model's own",
     "SubscribeKvEvents": "the KV cache does not tell its events; route without them",
 }
 
@@ -57,6 +57,7 @@ class VllmServicer:
         self._calls = calls
         self._access = access
         self._running = Running()
+        self._bundle = TokenizerBundle(generator.tokenizer)
         self._began_s = time.monotonic()
 
     def handlers(self) -> grpc.GenericRpcHandler:
@@ -78,11 +79,21 @@ class VllmServicer:
         for name, reason in _UNSERVED_STREAMS.items():
             methods[name] = grpc.unary_stream_rpc_method_handler(_unserved(name, reason))
         methods["Generate"] = grpc.unary_stream_rpc_method_handler(self.generate)
+        methods["GetTokenizer"] = grpc.unary_stream_rpc_method_handler(self.get_tokenizer)
         return grpc.method_handlers_generic_handler(SERVICE, methods)
 
     async def generate(self, encoded: bytes, context: Context) -> None:
         """The Generate call."""
         await self._calls.run(context, partial(self._generate, encoded, context), field_path)
+
+    async def get_tokenizer(self, encoded: bytes, context: Context) -> None:
+        """The GetTokenizer call."""
+        await self._calls.run(context, partial(self._tokenizer, encoded), field_path)
+
+    async def _tokenizer(self, encoded: bytes, write: Write) -> None:
+        decode(common_pb2.GetTokenizerRequest, encoded)
+        for chunk in await self._bundle.chunks():
+            await write(chunk)
 
     async def _generate(self, encoded: bytes, context: Context, write: Write) -> None:
         request = decode(pb.GenerateRequest, encoded)

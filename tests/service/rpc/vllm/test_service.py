@@ -27,7 +27,7 @@ from tests.service.waiting import until
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 METHODS = {method.name: method for method in pb.DESCRIPTOR.services_by_name["VllmEngine"].methods}
-UNSERVED = ("Embed", "StartProfile", "StopProfile", "GetTokenizer", "SubscribeKvEvents")
+UNSERVED = ("Embed", "StartProfile", "StopProfile", "SubscribeKvEvents")
 
 
 async def failure(call) -> grpc.aio.AioRpcError:
@@ -185,7 +185,8 @@ async def test_what_there_is_not_is_unimplemented_with_a_reason(serve_vllm, meth
 async def test_bytes_that_are_no_message_are_the_clients_fault(serve_vllm, method):
     async with serve_vllm() as served:
         path = f"/{vllm.SERVICE}/{method}"
-        stream = served.channel.unary_stream if method == "Generate" else served.channel.unary_unary
+        is_stream = METHODS[method].server_streaming
+        stream = served.channel.unary_stream if is_stream else served.channel.unary_unary
         error = await failure(stream(path)(b"\xff\xff"))
 
         assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
