@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from tests.clients import afterwards, aiperf, guidellm, programs, vllm_bench
+from tests.clients import afterwards, aiperf, guidellm, programs, smg, vllm_bench
 from tests.clients.case import Result, Setting, expect, judged
 from tests.clients.tokenizer_folder import write_tokenizer
 from tests.e2e.servers import Served, serving
@@ -26,6 +26,7 @@ CLIENTS = {
     "vllm": vllm_bench.cases,
     "guidellm": guidellm.cases,
     "aiperf": aiperf.cases,
+    "smg": smg.cases,
 }
 MODEL = "SmolLM2-135M-Instruct"
 
@@ -34,7 +35,11 @@ def results(names: Iterable[str], scratch: Path) -> Iterator[Result]:
     """Each case of these clients as it ends, and last how the server is afterwards."""
     with serving() as served:
         setting = Setting(
-            url=served.http, model=MODEL, tokenizer=_tokenizer(scratch), scratch=scratch
+            url=served.http,
+            grpc=served.grpc,
+            model=MODEL,
+            tokenizer=_tokenizer(scratch),
+            scratch=scratch,
         )
         before = afterwards.reference(setting.url)
         for name in names:

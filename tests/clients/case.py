@@ -18,6 +18,7 @@ class Setting:
     """What clients are run against."""
 
     url: str
+    grpc: str  # host:port
     model: str  # its served name
     tokenizer: Path  # a folder that transformers can read
     scratch: Path  # an empty folder

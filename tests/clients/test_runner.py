@@ -54,6 +54,7 @@ def test_versions_are_those_of_the_constraints_and_of_the_page():
         "prometheus-client": "prometheus_client",
         "guidellm": "guidellm",
         "aiperf": "aiperf",
+        "smg": "smg",
     }.items():
         version = pinned(distribution).removeprefix(f"{distribution}==")
         assert f"\n| {shown} | {version} |" in page
