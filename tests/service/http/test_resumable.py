@@ -55,6 +55,16 @@ class Client:
         reader, self._writer = await self._served.raw_bytes(data)
         return reader
 
+    async def begin(self, num_steps: int, num_events: int | None = None) -> asyncio.StreamReader:
+        """Let the engine make so many steps and then rest, and read as many events, or fewer."""
+        front = self._served.front
+        front.engine.auto = False
+        reader = await self.connect()
+        await front.engine.until(lambda: bool(front.engine.waiting))
+        await front.step(num_steps)
+        await self.read_events(reader, num_steps if num_events is None else num_events)
+        return reader
+
     async def read_events(self, reader: asyncio.StreamReader, count: int) -> None:
         """Read so many events."""
         async with asyncio.timeout(10):
@@ -67,6 +77,11 @@ class Client:
     def drop(self) -> None:
         assert self._writer is not None
         self._writer.transport.abort()
+
+    async def leave(self) -> None:
+        """Drop the connection, and wait until nobody reads the stream."""
+        self.drop()
+        await until(waiting(self._served))
 
     async def post(self) -> Any:
         return await self._served.http.post(self._path, json=self._body, headers=self.headers)
@@ -101,14 +116,9 @@ def test_what_follows_a_drop_is_what_would_have_followed(
 ):
     async def main():
         async with serve() as served:
-            served.front.engine.auto = False
             client = Client(served, path, body)
-            reader = await client.connect()
-            await served.front.engine.until(lambda: bool(served.front.engine.waiting))
-            await served.front.step(num_events)
-            await client.read_events(reader, num_events)
-            client.drop()
-            await until(waiting(served))
+            await client.begin(num_events)
+            await client.leave()
             served.front.engine.resume()
             response = await (client.post() if way == "post" else client.get())
 
@@ -149,10 +159,8 @@ def test_streams_without_an_id_have_no_ids_and_end_with_their_readers(run, serve
             body = {name: value for name, value in BODY.items() if name != "stream_id"}
             response = await served.http.post(COMPLETIONS, json=body)
             assert "id: " not in response.text
-            served.front.engine.auto = False
             client = Client(served, COMPLETIONS, body)
-            await client.connect()
-            await served.front.engine.until(lambda: bool(served.front.engine.waiting))
+            await client.begin(0)
             client.drop()
             await served.front.engine.until(lambda: bool(served.front.engine.cancels()))
 
@@ -174,14 +182,9 @@ def test_text_that_was_held_back_at_the_drop_comes_once(
     async def main():
         async with serve() as served:
             served.front.says(said)
-            served.front.engine.auto = False
             client = Client(served, COMPLETIONS, {**BODY, **fields})
-            reader = await client.connect()
-            await served.front.engine.until(lambda: bool(served.front.engine.waiting))
-            await served.front.step(num_steps)
-            await client.read_events(reader, 1)
-            client.drop()
-            await until(waiting(served))
+            await client.begin(num_steps, num_events=1)
+            await client.leave()
             served.front.engine.resume()
             whole = client.received.decode() + (await client.post()).text
             assert text_of(whole) == text
@@ -219,10 +222,8 @@ def test_a_stream_that_nobody_goes_on_with_is_cancelled_and_freed(run, serve):
     async def main():
         timers = ManualTimers()
         async with serve(later=timers) as served:
-            served.front.engine.auto = False
             client = Client(served, COMPLETIONS, {**BODY, "n": 2})
-            await client.connect()
-            await served.front.engine.until(lambda: bool(served.front.engine.waiting))
+            await client.begin(0)
             client.drop()
             await until(lambda: timers.num_waiting == 1)
             assert not served.front.engine.cancels()
@@ -242,12 +243,8 @@ def test_a_client_takes_over_its_own_connection_that_is_half_dead(run, serve):
     async def main():
         async with serve() as served:
             engine = served.front.engine
-            engine.auto = False
             client = Client(served, COMPLETIONS, BODY)
-            reader = await client.connect()
-            await engine.until(lambda: bool(engine.waiting))
-            await served.front.step(2)
-            await client.read_events(reader, 2)
+            reader = await client.begin(2)
             second = asyncio.create_task(client.post())
             old = await reader.readuntil(b"\r\n0\r\n\r\n")
             client.drop()
@@ -382,12 +379,8 @@ def test_a_stream_is_given_up_by_its_id(run, serve):
     async def main():
         async with serve() as served:
             engine = served.front.engine
-            engine.auto = False
             client = Client(served, COMPLETIONS, BODY)
-            reader = await client.connect()
-            await engine.until(lambda: bool(engine.waiting))
-            engine.step()
-            await client.read_events(reader, 1)
+            reader = await client.begin(1)
             assert (await served.http.delete("/v1/streams/s")).json() == {"status": "ok"}
             assert b"stream_cancelled" in await reader.readuntil(b"\r\n0\r\n\r\n")
             client.drop()
@@ -402,14 +395,9 @@ def test_an_engine_lost_meanwhile_is_told_behind_what_came(run, serve):
     async def main():
         async with serve() as served:
             engine = served.front.engine
-            engine.auto = False
             client = Client(served, COMPLETIONS, BODY)
-            reader = await client.connect()
-            await engine.until(lambda: bool(engine.waiting))
-            engine.step()
-            await client.read_events(reader, 1)
-            client.drop()
-            await until(waiting(served))
+            await client.begin(1)
+            await client.leave()
             engine.step()
             engine.die()
             await served.front.client.lost()
@@ -430,12 +418,8 @@ def test_a_connection_that_meets_a_bug_is_told_and_another_goes_on(run, serve, m
     async def main():
         async with serve() as served:
             engine = served.front.engine
-            engine.auto = False
             client = Client(served, COMPLETIONS, BODY)
-            reader = await client.connect()
-            await engine.until(lambda: bool(engine.waiting))
-            await served.front.step()
-            await client.read_events(reader, 1)
+            reader = await client.begin(1)
 
             def broken(*_: object) -> None:
                 raise ValueError("secret path")
@@ -466,15 +450,11 @@ def test_a_drain_waits_for_streams_that_may_be_gone_on_with(run, serve):
         timers = ManualTimers()
         async with serve(later=timers) as served:
             engine, generator = served.front.engine, served.front.generator
-            engine.auto = False
             clients = [
                 Client(served, COMPLETIONS, {**BODY, "stream_id": name}) for name in ("s", "t")
             ]
             for client in clients:
-                reader = await client.connect()
-                await engine.until(lambda: bool(engine.waiting))
-                await served.front.step()
-                await client.read_events(reader, 1)
+                await client.begin(1)
                 client.drop()
             await until(waiting(served, 2))
             draining = asyncio.create_task(generator.drain(10))

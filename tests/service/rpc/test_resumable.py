@@ -78,6 +78,15 @@ async def dropped(front, stub, num_tokens: int, **fields: Any) -> list[pb.Event]
     return events
 
 
+async def begun(front, stub, *others: pb.Submit) -> Talk:
+    """A Session whose requests wait: "a", which is the stream, and these."""
+    front.engine.auto = False
+    talk = Talk(stub)
+    await talk.send(submit("a"), *others)
+    await front.engine.until(lambda: len(front.engine.waiting) == 1 + len(others))
+    return talk
+
+
 @pytest.mark.parametrize("in_session", [False, True])
 async def test_a_backlog_larger_than_a_message_is_told_whole(serve_front, in_session: bool):
     async with serve_front() as (front, stub):
@@ -168,11 +177,8 @@ async def test_a_session_goes_on_with_what_another_call_began(serve_front):
 
 async def test_a_session_that_drops_leaves_its_stream(serve_front):
     async with serve_front() as (front, stub):
-        front.engine.auto = False
-        talk = Talk(stub)
-        await talk.send(submit("a"))
-        await talk.submit("plain", text="y", max_tokens=64)
-        await front.engine.until(lambda: len(front.engine.waiting) == 2)
+        plain = pb.Submit(request_id="plain", input=pb.GenerationInput(text="y", max_tokens=64))
+        talk = await begun(front, stub, plain)
         await front.step(2)
         talk.call.cancel()
         await waiting(front)
@@ -185,10 +191,7 @@ async def test_a_session_that_drops_leaves_its_stream(serve_front):
 
 async def test_a_cancel_ends_a_stream_for_good(serve_front):
     async with serve_front() as (front, stub):
-        front.engine.auto = False
-        talk = Talk(stub)
-        await talk.send(submit("a"))
-        await front.engine.until(lambda: bool(front.engine.waiting))
+        talk = await begun(front, stub)
         await talk.send(pb.Cancel(request_id="a"))
         assert (await talk.end_of("a")).failed.code == CANCELLED
         await front.engine.until(lambda: bool(front.engine.cancels()))
@@ -200,10 +203,7 @@ async def test_a_cancel_ends_a_stream_for_good(serve_front):
 
 async def test_a_second_reader_takes_over(serve_front):
     async with serve_front() as (front, stub):
-        front.engine.auto = False
-        talk = Talk(stub)
-        await talk.send(submit("a"))
-        await front.engine.until(lambda: bool(front.engine.waiting))
+        talk = await begun(front, stub)
         call = stub.Generate(generate(pb.Resume()))
         failed = (await talk.end_of("a")).failed
         assert (failed.code, failed.retryable) == (ABORTED, False)
