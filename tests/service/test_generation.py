@@ -294,10 +294,12 @@ def test_a_slow_reader_loses_nothing(run, open_front):
     async def main():
         async with open_front() as front:
             front.says("hello world")
+            front.engine.auto = False
             generation = await front.generator.submit(ask(max_tokens=100))
-            await front.engine.until(lambda: bool(front.engine.received))
-            while not generation.is_over:  # noqa: ASYNC110 - the engine runs on this loop
-                await asyncio.sleep(0)
+            await front.engine.until(lambda: bool(front.engine.waiting))
+            front.engine.step(20)
+            await front.told()
+            assert generation.is_over
             batch = await anext(generation)
 
             assert text_of(batch) == "hello world"
@@ -906,9 +908,11 @@ def test_a_call_of_several_prompts_is_served_whole_when_draining_begins_within(
 
 
 async def finished_unread(front) -> Generation:
+    front.engine.auto = False
     generation = await front.generator.submit(ask(max_tokens=2))
-    while not generation.is_over:  # noqa: ASYNC110 - the engine runs on this loop
-        await asyncio.sleep(0)
+    await front.engine.until(lambda: bool(front.engine.waiting))
+    await front.step(2)
+    assert generation.is_over
     return generation
 
 

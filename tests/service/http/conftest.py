@@ -21,6 +21,7 @@ from cadenza.service.http.openapi import document
 from cadenza.service.limits import Limits
 
 from ..conftest import Front
+from ..waiting import until
 from .schemas import Document
 
 
@@ -69,9 +70,7 @@ class Served:
 
     async def until_connections(self, count: int) -> None:
         """Wait until the server has just so many."""
-        async with asyncio.timeout(10):
-            while self.server.num_connections != count:  # noqa: ASYNC110 - nothing tells
-                await asyncio.sleep(0.01)
+        await until(lambda: self.server.num_connections == count)
 
 
 _DOCUMENT = Document(document("1", Limits(), with_admin=True))

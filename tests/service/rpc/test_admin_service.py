@@ -46,6 +46,13 @@ class Served:
         self.stub = AdminServiceStub(channel)
         self.generation = GenerationServiceStub(channel)
 
+    async def draining(self) -> None:
+        """Wait until its health says that it takes no requests."""
+        watch = health_pb2_grpc.HealthStub(self.channel).Watch(health_pb2.HealthCheckRequest())
+        while (await watch.read()).status != NOT_SERVING:
+            pass
+        watch.cancel()
+
     async def health(self) -> int:
         stub = health_pb2_grpc.HealthStub(self.channel)
         return (await stub.Check(health_pb2.HealthCheckRequest())).status
@@ -253,8 +260,7 @@ async def test_a_drain_waits_for_what_is_here(open_front):
         assert (await served.stub.Drain(request)).in_flight == 1
         request.timeout.FromSeconds(60)
         draining = asyncio.ensure_future(served.stub.Drain(request))
-        while await served.health() == SERVING:
-            pass
+        await served.draining()
         front.engine.resume()
 
         assert (await draining).in_flight == 0
@@ -271,8 +277,7 @@ async def test_a_drain_waits_no_longer_once_requests_are_taken_again(open_front)
         request = pb.DrainRequest()
         request.timeout.FromSeconds(600)
         draining = asyncio.ensure_future(served.stub.Drain(request))
-        while await served.health() == SERVING:
-            pass
+        await served.draining()
         assert (await served.stub.Resume(pb.ResumeRequest())).is_ready
 
         assert (await draining).in_flight == 1
@@ -285,8 +290,8 @@ async def test_a_drain_waits_for_nothing_but_what_it_tells(open_front):
     async with serving(open_front, ready=False) as served:
         generator = served.front.generator
         encoding = asyncio.create_task(generator.encode(GenerationRequest(text="x")))
-        while not generator.num_queued:  # noqa: ASYNC110 - nothing tells
-            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert generator.num_queued
         request = pb.DrainRequest()
         request.timeout.FromSeconds(600)
         assert (await served.stub.Drain(request)).in_flight == 0
