@@ -57,7 +57,7 @@ class VllmServicer:
         self._calls = calls
         self._access = access
         self._running = Running()
-        self._bundle = TokenizerBundle(generator.tokenizer)
+        self._bundle = TokenizerBundle()
         self._began_s = time.monotonic()
 
     def handlers(self) -> grpc.GenericRpcHandler:
@@ -92,7 +92,7 @@ class VllmServicer:
 
     async def _tokenizer(self, encoded: bytes, write: Write) -> None:
         decode(common_pb2.GetTokenizerRequest, encoded)
-        for chunk in await self._bundle.chunks():
+        for chunk in await self._bundle.chunks(self._generator.tokenizer):
             await write(chunk)
 
     async def _generate(self, encoded: bytes, context: Context, write: Write) -> None:

@@ -21,16 +21,15 @@ _CHUNK_BYTES = 64 * 1024
 class TokenizerBundle:
     """A zip of what transformers and its likes read, made when it is first asked for."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self) -> None:
         self._made: bytes | None = None
         self._making = asyncio.Lock()
 
-    async def chunks(self) -> Iterator[bytes]:
-        """The messages that tell it; the last has the digest of the whole."""
+    async def chunks(self, tokenizer: Tokenizer) -> Iterator[bytes]:
+        """The messages that tell the one `tokenizer`; the last has the digest of the whole."""
         async with self._making:
             if self._made is None:
-                self._made = await asyncio.to_thread(zipped, self._tokenizer)
+                self._made = await asyncio.to_thread(zipped, tokenizer)
         return _chunks(self._made)
 
 
