@@ -100,7 +100,7 @@ def test_special_tokens_are_left_out_where_the_client_says_so(run, serve):
     async def main():
         async with serve() as served:
             bos = 5
-            served.front.tokenizer._prefix = [bos]
+            served.front.tokenizer.prefix = [bos]
             for given in ({}, {"add_special_tokens": False}, {"add_special_tokens": True}):
                 response = await served.http.post(COMPLETIONS, json={"prompt": "x", **given})
                 assert response.status_code == 200
