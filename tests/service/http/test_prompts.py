@@ -94,7 +94,7 @@ def test_only_ids_that_are_kept_must_be_of_the_vocabulary(run, serve):
 def test_what_opens_a_text_survives_truncation(run, serve):
     async def main():
         async with serve() as served:
-            served.front.tokenizer._prefix = [BOS]
+            served.front.tokenizer.prefix = [BOS]
             text = served.front.tokenizer.encode_text("abcd", opened=False)
             for given, kept in (
                 ({"truncate_prompt_tokens": 3}, [BOS, *text[2:]]),
@@ -112,11 +112,11 @@ def test_a_chat_is_opened_only_where_its_template_has_not_done_it(run, serve):
         async with serve() as served:
             tokenizer = served.front.tokenizer
             plain = await prompt_ids(served, CHAT, messages=TURNS)
-            tokenizer._prefix = [BOS]
+            tokenizer.prefix = [BOS]
             for wanted, opening in ((None, []), (False, []), (True, [BOS])):
                 ids = await prompt_ids(served, CHAT, messages=TURNS, add_special_tokens=wanted)
                 assert ids == opening + plain
-            tokenizer._prefix = plain[:1]
+            tokenizer.prefix = plain[:1]
             assert await prompt_ids(served, CHAT, messages=TURNS, add_special_tokens=True) == plain
 
     run(main())
