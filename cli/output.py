@@ -32,7 +32,8 @@ def write(text: str) -> None:
         _write(sys.stdout, text)
     except OSError as error:
         # Python flushes again at its end
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
         raise OutputError(error) from error
 
 

@@ -10,6 +10,8 @@ import hypothesis
 import pytest
 import structlog
 
+from cadenza.wire.logging import QUIET
+
 TOLD = "told"
 
 # A change is judged by the same examples each time; --hypothesis-profile=default draws new ones.
@@ -21,11 +23,14 @@ hypothesis.settings.load_profile("same")
 def logging_as_before() -> Iterator[None]:
     """A command that is run within a test sets up logging for its process, which is the tests'."""
     root = logging.getLogger()
-    handlers, level = [*root.handlers], root.level
+    handlers, kind = [*root.handlers], logging.getLoggerClass()
+    levels = {name: logging.getLogger(name).level for name in (None, *QUIET)}
     yield
     if structlog.is_configured():
         root.handlers[:] = handlers
-        root.setLevel(level)
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
+        logging.setLoggerClass(kind)
         structlog.reset_defaults()
 
 

@@ -12,7 +12,7 @@ import sys
 import structlog
 from structlog.typing import Processor
 
-_QUIET = ("httpx", "httpcore", "asyncio", "uvicorn.access")
+QUIET = ("httpx", "httpcore", "asyncio", "uvicorn.access")  # loggers that say little of use
 
 
 def configure_logging(level: str = "info", *, json: bool | None = None) -> None:
@@ -30,7 +30,7 @@ def configure_logging(level: str = "info", *, json: bool | None = None) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(threshold)
-    for name in _QUIET:
+    for name in QUIET:
         logging.getLogger(name).setLevel(max(threshold, logging.WARNING))
     structlog.configure(
         processors=[*_shared(), structlog.stdlib.ProcessorFormatter.wrap_for_formatter],

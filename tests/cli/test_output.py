@@ -70,3 +70,9 @@ def test_nobody_reads_the_help(capsys, monkeypatch, arguments: tuple[str, ...]):
 def test_the_disk_is_full(capsys, monkeypatch):
     told = status_and_error(capsys, monkeypatch, full_disk, "policies", "list")
     assert told == (1, "cadenza: the output cannot be written: No space left on device\n")
+
+
+def test_nothing_stays_open_that_takes_what_is_left(capsys, monkeypatch):
+    before = os.listdir("/proc/self/fd")
+    status_and_error(capsys, monkeypatch, full_disk, "policies", "list")
+    assert os.listdir("/proc/self/fd") == before

@@ -168,8 +168,9 @@ def save_tiny(folder: Path, **changes: object) -> transformers.LlamaForCausalLM:
             **changes,
         }
     )
-    torch.manual_seed(11)
-    model = transformers.LlamaForCausalLM(config).eval()
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(11)
+        model = transformers.LlamaForCausalLM(config).eval()
     model.save_pretrained(folder)
     (folder / "tokenizer.json").write_text("{}")
     return model

@@ -152,8 +152,7 @@ def test_positions_draw_independently() -> None:
 
 def test_a_token_is_the_largest_of_logit_plus_noise() -> None:
     """Noise is named by (seed, position, choice, token id), so anyone can repeat a draw."""
-    torch.manual_seed(0)
-    logits = torch.randn(1, 100)
+    logits = torch.randn(1, 100, generator=torch.Generator().manual_seed(0))
     sampling = Sampling(temperature=0.7, seed=(1 << 64) - 2)
 
     token = sample(logits, [sampling], positions=[17], choices=[3]).tokens[0]
@@ -222,8 +221,7 @@ MIXED = [
 def test_a_row_draws_the_same_in_any_batch(
     threads: int, set_threads: Callable[[int], None]
 ) -> None:
-    torch.manual_seed(1)
-    logits = torch.randn(len(MIXED), 49_152) * 3
+    logits = torch.randn(len(MIXED), 49_152, generator=torch.Generator().manual_seed(1)) * 3
     positions = list(range(100, 100 + len(MIXED)))
     set_threads(2)
     together = sample(logits, MIXED, positions)

@@ -8,8 +8,13 @@ from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-from orders import ORDERS, Load, Served, serve
+BENCHMARKS = str(Path(__file__).parents[2] / "benchmarks")
+
+sys.path.append(BENCHMARKS)
+try:
+    from orders import ORDERS, Load, Served, serve
+finally:
+    sys.path.remove(BENCHMARKS)
 
 SMALL = Load(
     groups=12,
