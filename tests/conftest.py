@@ -21,15 +21,18 @@ hypothesis.settings.load_profile("same")
 
 @pytest.fixture(autouse=True)
 def logging_as_before() -> Iterator[None]:
-    """A command that is run within a test sets up logging for its process, which is the tests'."""
+    """What serves, or is run as a command, sets up logging for its process, which is the tests'."""
     root = logging.getLogger()
     handlers, kind = [*root.handlers], logging.getLoggerClass()
-    levels = {name: logging.getLogger(name).level for name in (None, *QUIET)}
+    loggers = [root, *map(logging.getLogger, QUIET)]
+    before = [(logger.level, logger.propagate) for logger in loggers]
     yield
+    for logger, (level, propagate) in zip(loggers, before, strict=True):
+        logger.propagate = propagate
+        if logger.level != level:
+            logger.setLevel(level)
     if structlog.is_configured():
         root.handlers[:] = handlers
-        for name, level in levels.items():
-            logging.getLogger(name).setLevel(level)
         logging.setLoggerClass(kind)
         structlog.reset_defaults()
 
