@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
@@ -9,12 +10,17 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeAlias
 
+from cadenza.service.generation import Generation
 from cadenza.service.generator import Generator
 from cadenza.service.request import GenerationRequest
 from cadenza.service.rpc.codec import messages, to_request
-from cadenza.service.rpc.relay import relay
+from cadenza.service.rpc.outbox import Outbox
+from cadenza.service.rpc.relay import told
 from cadenza.service.rpc.resumable import is_resumable, open_reader, read
 from cadenza.v1 import generation_pb2 as pb
+
+# What waits beside HTTP/2's window of a client that does not read: then tokens wait as numbers
+LIMIT_BYTES = 16 * 1024
 
 Write: TypeAlias = Callable[[bytes], Awaitable[None]]  # an encoded response
 
@@ -32,11 +38,44 @@ async def generate(
     if is_resumable(request):
         await _read(generator, request, write, deadline_s)
         return
-    generation = await generator.submit(_request(request, deadline_s))
-    async with aclosing(relay(generation)) as batches:
-        async for events in batches:
-            for message in messages(events):
-                await write(message)
+    async with await generator.submit(_request(request, deadline_s)) as generation:
+        outlet = _Outlet()
+        telling = asyncio.create_task(_tell(generation, outlet))
+        try:
+            while events := await outlet.outbox.take():
+                for message in messages(events):
+                    await write(message)
+            await telling
+        finally:
+            telling.cancel()
+            await asyncio.gather(telling, return_exceptions=True)
+
+
+class _Outlet:
+    """What waits while a write is under way. Implements `relay.Outlet`.
+
+    Tokens come here by themselves, which takes a third of waking whoever reads the generation.
+    """
+
+    def __init__(self) -> None:
+        self.outbox = Outbox()
+
+    def take(self, event: bytes) -> bool:
+        if self.outbox.num_bytes >= LIMIT_BYTES:
+            return False
+        self.outbox.put_one(event)
+        return True
+
+
+async def _tell(generation: Generation, outlet: _Outlet) -> None:
+    outbox = outlet.outbox
+    try:
+        async with aclosing(told(generation, outlet=outlet)) as batches:
+            async for events in batches:
+                await outbox.room(LIMIT_BYTES)
+                outbox.put(events)
+    finally:
+        outbox.close()
 
 
 async def _read(

@@ -71,26 +71,39 @@ async def relay(
     outlet: Outlet | None = None,
     transcript: Transcript | None = None,
 ) -> AsyncGenerator[list[bytes], None]:
+    """All of `told`. Closing the iterator, or cancelling it, cancels the generation.
+
+    Use `contextlib.aclosing`, and iterate at once.
+    """
+    async with generation:
+        async for events in told(generation, request_id, outlet, transcript):
+            yield events
+
+
+async def told(
+    generation: Generation,
+    request_id: str = "",
+    outlet: Outlet | None = None,
+    transcript: Transcript | None = None,
+) -> AsyncGenerator[list[bytes], None]:
     """Batches of events from `accepted` to `finished`; the last batch ends with `finished`.
 
     Tokens that come while the caller waits for a batch go to `outlet`, where there is one and it
     has room. All that is told is added to `transcript`.
 
-    Raises a `RequestError` in place of what is missing. Closing the iterator, or cancelling it,
-    cancels the generation; use `contextlib.aclosing`, and iterate at once.
+    Raises a `RequestError` in place of what is missing.
     """
-    async with generation:
-        yield [codec.accepted(request_id, generation)]
-        telling = _Telling(generation, request_id, transcript)
-        if outlet is not None:
-            _tap(generation, request_id, outlet, transcript)
-        async for batch in generation:
-            for index, events in enumerate(telling.encoded(batch)):
-                if index:
-                    await asyncio.sleep(0)  # others' turn
-                yield events
-            if telling.is_over:
-                return
+    yield [codec.accepted(request_id, generation)]
+    telling = _Telling(generation, request_id, transcript)
+    if outlet is not None:
+        _tap(generation, request_id, outlet, transcript)
+    async for batch in generation:
+        for index, events in enumerate(telling.encoded(batch)):
+            if index:
+                await asyncio.sleep(0)  # others' turn
+            yield events
+        if telling.is_over:
+            return
     raise AssertionError("a generation ended before all of its choices did")
 
 

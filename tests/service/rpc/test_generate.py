@@ -10,10 +10,9 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 from structlog.testing import capture_logs
 
-from cadenza.service.errors import (
-    InvalidRequest,
-)
+from cadenza.service.errors import GenerationFailed, InvalidRequest
 from cadenza.service.events import Delta, PositionLogprobs, TokenLogprob
+from cadenza.service.rpc import generate
 from cadenza.service.tracing import caller
 from cadenza.v1 import generation_pb2 as pb
 from tests.service.rpc.talking import Talk
@@ -59,15 +58,13 @@ async def test_a_request_is_told_from_accepted_to_finished(generator, serve, req
     )
 
 
-async def test_the_terminal_event_comes_with_the_last_batch(generator, serve, request_of):
+async def test_the_terminal_event_comes_with_the_choices_end(generator, serve, request_of):
     generator.on_submit = lambda generation: generation.say("Hello")
     async with serve() as served:
         responses = [response async for response in served.stub.Generate(request_of("hi"))]
 
-    assert [event.WhichOneof("event") for event in responses[-1].events] == [
-        "choice_finished",
-        "finished",
-    ]
+    last = [event.WhichOneof("event") for event in responses[-1].events]
+    assert last[-2:] == ["choice_finished", "finished"]
 
 
 async def test_finished_waits_for_every_choice_and_adds_their_tokens(generator, serve, request_of):
@@ -264,3 +261,63 @@ async def test_the_trace_context_of_a_call_is_that_of_its_request(generator, ser
         await collect(served.stub.Generate(request_of("hi")), [])
 
     assert seen == [{"traceparent": "00-abc"}, {}]
+
+
+class Client:
+    """Takes messages while it reads."""
+
+    def __init__(self) -> None:
+        self.reads = asyncio.Event()
+        self.events: list[pb.Event] = []
+
+    async def write(self, message: bytes) -> None:
+        await self.reads.wait()
+        self.events += pb.GenerateResponse.FromString(message).events
+
+    @property
+    def text(self) -> str:
+        return "".join(event.tokens.text for event in self.events)
+
+
+async def test_who_does_not_read_has_little_kept_and_gets_all_in_order(
+    open_front, request_of, monkeypatch
+):
+    monkeypatch.setattr(generate, "LIMIT_BYTES", 100)
+    async with open_front() as front:
+        front.engine.auto = False
+        front.says("a long answer, token after token")
+        client = Client()
+        request = request_of("x", max_tokens=200)
+        call = asyncio.create_task(
+            generate.generate(front.generator, request, client.write, time_left_s=None)
+        )
+        await front.engine.until(lambda: bool(front.engine.waiting))
+        await front.step(20)
+        client.reads.set()
+        front.engine.resume()
+        await call
+
+        assert client.text == "a long answer, token after token"
+        assert max(len(event.tokens.token_ids) for event in client.events) > 5  # merged
+        assert client.events[-1].HasField("finished")
+        assert front.generator.is_idle
+
+
+async def test_what_came_before_a_failure_is_written_before_it_is_raised(open_front, request_of):
+    async with open_front() as front:
+        front.engine.auto = False
+        front.says("lost at last")
+        client = Client()
+        request = request_of("x", max_tokens=200)
+        call = asyncio.create_task(
+            generate.generate(front.generator, request, client.write, time_left_s=None)
+        )
+        await front.engine.until(lambda: bool(front.engine.waiting))
+        await front.step(4)
+        front.engine.die()
+        await front.client.lost()
+        client.reads.set()
+
+        with pytest.raises(GenerationFailed):
+            await call
+        assert client.text == "lost"
