@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import signal
 from collections.abc import Callable, Iterator
 
 import hypothesis
@@ -35,6 +36,16 @@ def logging_as_before() -> Iterator[None]:
         root.handlers[:] = handlers
         logging.setLoggerClass(kind)
         structlog.reset_defaults()
+
+
+@pytest.fixture(autouse=True)
+def signals_as_before() -> Iterator[None]:
+    """What serves answers signals itself, up to the end of its process, which is the tests'."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in handlers.items():
+        if signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
 
 
 @pytest.fixture(autouse=True)
