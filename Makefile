@@ -121,10 +121,14 @@ $(VENV)/dev.stamp: $(VENV)/runtime.stamp
 	@$(MAKE) --no-print-directory --silent editable EXTRA=[dev]
 	@touch $@
 
-# A strict editable install links file by file: a file added or removed needs it again.
+# A strict editable install links file by file: a file added or removed needs it again, and so does
+# a change to what is compiled.
+TREE := { find $(PACKAGES) -type f -not -path '*/__pycache__/*' -not -name '*.so' | LC_ALL=C sort; \
+	cksum setup.py kernels/native/*.cpp kernels/native/*.h; }
+
 .PHONY: link editable
 link:
-	@find $(PACKAGES) -type f -not -path '*/__pycache__/*' | LC_ALL=C sort > $(VENV)/tree.now
+	@$(TREE) > $(VENV)/tree.now
 	@cmp -s $(VENV)/tree.now $(VENV)/tree || $(MAKE) --no-print-directory --silent editable \
 		EXTRA= PIPFLAGS=--no-deps
 	@mv $(VENV)/tree.now $(VENV)/tree
@@ -132,7 +136,7 @@ link:
 editable:
 	@PYTHONWARNINGS=ignore $(PIP) install $(PIPFLAGS) -c $(VENV)/constraints.txt \
 		--no-build-isolation --config-settings editable_mode=strict -e ".$(EXTRA)"
-	@find $(PACKAGES) -type f -not -path '*/__pycache__/*' | LC_ALL=C sort > $(VENV)/tree
+	@$(TREE) > $(VENV)/tree
 
 clean:
-	rm -rf $(VENV) .clients build dist *.egg-info
+	rm -rf $(VENV) .clients build dist *.egg-info kernels/native/*.so

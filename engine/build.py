@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
+import structlog
+
 from cadenza.engine.channel import Channel
 from cadenza.engine.loop import EngineLoop
 from cadenza.engine.policies import EnginePolicies
@@ -15,6 +17,8 @@ from cadenza.scheduler.config import SchedulerConfig
 from cadenza.scheduler.costs import CostModel
 from cadenza.scheduler.scheduler import Scheduler
 from cadenza.wire.messages import EngineConfig, Progress, Ready, Sampling, Submit
+
+_log = structlog.get_logger(__name__)
 
 
 def build_engine(
@@ -39,6 +43,12 @@ def build_engine(
         channel.send(Progress(stage, done, total))
 
     runner, facts = build_runner(config, partial(settings_of, submits), progress)
+    if facts.device == "cpu" and not facts.products.startswith("native"):
+        _log.warning(
+            "no C++ kernels, because the package was installed without a C++ compiler;"
+            " matrix products are slower",
+            products=facts.products,
+        )
     limits = _limits(config, facts)
     costs = CostModel(token_s=facts.token_s, copy_block_s=facts.copy_block_s)
     scheduler = Scheduler(limits, policies.decisions, costs)

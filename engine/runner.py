@@ -23,6 +23,7 @@ from cadenza.engine.loading import load_model
 from cadenza.engine.models import Llama, ModelBatch, ProgressCallback
 from cadenza.engine.prompt_scores import PromptScorer
 from cadenza.engine.sampler import NOTHING_SAMPLED, Sampled, Sampler
+from cadenza.kernels.linear import backend
 from cadenza.kernels.paged_attention import Workspace, plan_attention
 from cadenza.scheduler.plan import Int32Array, PromptScores, StepOutcome, StepPlan, StepTimes
 from cadenza.wire.messages import EngineConfig, Sampling
@@ -144,6 +145,7 @@ class RunnerFacts:
     max_num_batched_tokens: int
     device: str
     dtype: str
+    products: str  # who multiplies matrices: "native" with a level, "onednn" or "torch"
     load_s: float
     token_s: float  # a prefill token takes; 0: not measured, because the token budget is given
     copy_block_s: float  # a block takes to the host, or back; 0: no room on the host
@@ -186,6 +188,7 @@ def build_runner(
         max_num_batched_tokens=budget,
         device=model.device.type,
         dtype=str(model.dtype).removeprefix("torch."),
+        products=backend(model.dtype) if model.device.type == "cpu" else "torch",
         load_s=time.perf_counter() - start_s,
         token_s=token_s,
         copy_block_s=copy_block_s,

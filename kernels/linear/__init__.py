@@ -12,10 +12,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from cadenza.kernels.linear import onednn
+from cadenza.kernels.linear import native, onednn
 from cadenza.kernels.linear.reference import linear_reference
 
-__all__ = ["Weight", "linear", "linear_reference", "pack"]
+__all__ = ["Weight", "backend", "linear", "linear_reference", "pack"]
 
 
 class Weight(Protocol):
@@ -48,12 +48,21 @@ class _LibraryWeight(_TiledWeight):
         return torch.nn.functional.linear(x, self._weight)
 
 
+def backend(dtype: torch.dtype) -> str:
+    """Name what multiplies weights of `dtype` on this machine's CPU."""
+    if native.is_supported(dtype):
+        return f"native {native.levels()[-1]}"
+    return "onednn" if onednn.is_supported(dtype) else "torch"
+
+
 def pack(weight: Tensor) -> Weight:
     """Prepare a weight [out_features, in_features]; the result may share its memory."""
     if weight.ndim != 2:
         raise ValueError(f"a weight has 2 dimensions, not {weight.ndim}")
     if weight.device.type != "cpu":
         return _LibraryWeight(weight)
+    if native.is_supported(weight.dtype):
+        return native.PackedWeight(weight)
     if onednn.is_supported(weight.dtype):
         return onednn.PackedWeight(weight)
     return _TiledWeight(weight)

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
+from cadenza.engine import runner
 from cadenza.engine.build import build_engine, settings_of
 from cadenza.engine.channel import Channel
 from cadenza.wire.arrays import pack_ids, view_ids, view_requests
@@ -53,6 +55,19 @@ def engine_config(model: str, **changes: Any) -> EngineConfig:
             **changes,
         }
     )
+
+
+@pytest.mark.parametrize(("products", "told"), [("onednn", 1), ("native avx2", 0)])
+def test_an_engine_without_compiled_kernels_says_so_once(
+    tiny: str, monkeypatch: pytest.MonkeyPatch, products: str, told: int
+):
+    monkeypatch.setattr(runner, "backend", lambda dtype: products)
+    ours, theirs = socket.socketpair()
+    with ours, theirs, capture_logs() as logs:
+        build_engine(Channel(theirs), engine_config(tiny, num_blocks=40))
+
+    warnings = [line for line in logs if "no C++ kernels" in line["event"]]
+    assert [line["products"] for line in warnings] == [products] * told
 
 
 class Served(dict[int, list[int]]):

@@ -1,0 +1,91 @@
+"""Row-invariant products on the CPU by our own C++ kernels, over weights that were packed once.
+
+Each output is one fp32 sum over the inputs in ascending order, whatever the number of rows and
+threads, so that a row is bitwise the same in any batch. Levels of instruction sets differ from
+each other: fused multiply-adds do not round the product, AMX adds the even and the odd inputs of
+32 apart. fp32 sums of bf16 products are rounded to bf16 once, at the end.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from cadenza.kernels.native import BFLOAT16, FLOAT32, library
+
+_DTYPES = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
+
+
+def levels() -> tuple[str, ...]:
+    """Name the instruction sets that there are kernels for, the fastest last; none: no library."""
+    found = library()
+    return () if found is None else found.levels
+
+
+def is_supported(dtype: torch.dtype) -> bool:
+    """Tell whether there are kernels for `dtype`."""
+    return dtype in _DTYPES and library() is not None
+
+
+class PackedWeight:
+    """A weight in panels of 32 outputs; it keeps nothing of the tensor that it was made of."""
+
+    def __init__(self, weight: Tensor, level: str | None = None) -> None:
+        """weight: [out_features, in_features], fp32 or bf16; level: one of `levels()`.
+
+        Raises ValueError for another weight, or a level that this machine does not have, and
+        RuntimeError where there is no library.
+        """
+        found = library()
+        if found is None:
+            raise RuntimeError("the C++ kernels were not compiled when the package was installed")
+        if weight.ndim != 2 or weight.device.type != "cpu" or weight.dtype not in _DTYPES:
+            raise ValueError(f"{_described(weight)} is not a fp32 or bf16 matrix on the CPU")
+        if level is not None and level not in found.levels:
+            raise ValueError(f"level is {level!r}, not one of {', '.join(found.levels)}")
+        self._library = found
+        self._level = found.levels.index(level) if level else len(found.levels) - 1
+        self._dtype = weight.dtype
+        self._shape = (weight.shape[0], weight.shape[1])
+        kind = (*self._shape, _DTYPES[weight.dtype])
+        self._packed = torch.empty(found.packed_bytes(*kind), dtype=torch.uint8)
+        weight = weight.contiguous()
+        found.pack(weight.data_ptr(), *kind, self._packed.data_ptr())
+
+    @property
+    def out_features(self) -> int:
+        return self._shape[0]
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """Return x @ weight.T in the dtype of both.
+
+        Raises ValueError for an x that is not [rows, in_features] on the CPU in that dtype.
+        """
+        out_features, in_features = self._shape
+        if x.ndim != 2 or x.shape[1] != in_features or x.dtype != self._dtype or not x.is_cpu:
+            raise ValueError(
+                f"x is {_described(x)}; the weight takes [rows, {in_features}] of"
+                f" {_named(self._dtype)} on the CPU"
+            )
+        x = x.contiguous()
+        y = torch.empty(len(x), out_features, dtype=self._dtype)
+        self._library.linear(
+            self._level,
+            _DTYPES[self._dtype],
+            torch.get_num_threads(),
+            x.data_ptr(),
+            len(x),
+            in_features,
+            self._packed.data_ptr(),
+            out_features,
+            y.data_ptr(),
+        )
+        return y
+
+
+def _described(tensor: Tensor) -> str:
+    return f"{list(tensor.shape)} of {_named(tensor.dtype)} on {tensor.device}"
+
+
+def _named(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,83 @@
+"""The C++ kernels: a library with plain C functions that is called through ctypes.
+
+It is compiled when the package is installed, and left out where there is no compiler; `library`
+then returns None, and the operations use what they have in Python.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+__all__ = ["BFLOAT16", "FLOAT32", "Library", "library"]
+
+FLOAT32, BFLOAT16 = 0, 1  # dtypes, as in linear.h
+
+_ADDRESS, _SIZE, _NUMBER = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
+
+
+class Library:
+    """The functions. An address is of contiguous memory that lives as long as the call."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError when the file cannot be loaded, AttributeError when functions miss."""
+        functions = ctypes.CDLL(str(path))
+        self._level = functions.cadenza_level
+        self._level.argtypes, self._level.restype = (_NUMBER,), ctypes.c_char_p
+        self._packed_bytes = functions.cadenza_packed_bytes
+        self._packed_bytes.argtypes, self._packed_bytes.restype = (_SIZE, _SIZE, _NUMBER), _SIZE
+        self._pack = functions.cadenza_pack
+        self._pack.argtypes = (_ADDRESS, _SIZE, _SIZE, _NUMBER, _ADDRESS)
+        self._pack.restype = None
+        self._linear = functions.cadenza_linear
+        product = (_ADDRESS, _SIZE, _SIZE, _ADDRESS, _SIZE, _ADDRESS)
+        self._linear.argtypes, self._linear.restype = (*(_NUMBER,) * 3, *product), _NUMBER
+        self.levels = self._levels()
+
+    def _levels(self) -> tuple[str, ...]:
+        """Name the instruction sets that this machine has kernels for, the fastest last."""
+        names: list[str] = []
+        while name := self._level(len(names)):
+            names.append(name.decode())
+        return tuple(names)
+
+    def packed_bytes(self, out_features: int, in_features: int, dtype: int) -> int:
+        size: int = self._packed_bytes(out_features, in_features, dtype)
+        return size
+
+    def pack(
+        self, weight: int, out_features: int, in_features: int, dtype: int, packed: int
+    ) -> None:
+        """Copy the weight [out_features, in_features] at an address to `packed_bytes` elsewhere."""
+        self._pack(weight, out_features, in_features, dtype, packed)
+
+    def linear(
+        self,
+        level: int,
+        dtype: int,
+        threads: int,
+        x: int,
+        rows: int,
+        in_features: int,
+        packed: int,
+        out_features: int,
+        y: int,
+    ) -> None:
+        """Write x times the transposed weight to y, [rows, out_features]. Raises MemoryError."""
+        if self._linear(level, dtype, threads, x, rows, in_features, packed, out_features, y):
+            raise MemoryError(f"no memory to pad {rows} rows of {in_features} inputs")
+
+
+@cache
+def library() -> Library | None:
+    """Return the library, or None where it was not compiled or cannot be loaded."""
+    for suffix in EXTENSION_SUFFIXES:
+        path = Path(__file__).with_name(f"_kernels{suffix}")
+        if path.exists():
+            try:
+                return Library(path)
+            except (OSError, AttributeError):
+                return None
+    return None

@@ -1,0 +1,112 @@
+// AMX: an instruction multiplies tiles of 16 rows, 32 inputs and 16 outputs. fp32 as in AVX-512.
+#include "linear.h"
+
+#if defined(__x86_64__)
+
+#include <immintrin.h>
+
+#define TARGET \
+  __attribute__((target( \
+      "amx-tile,amx-bf16,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")))
+
+namespace cadenza {
+namespace {
+
+constexpr int64_t kTileRows = 16, kTileInputs = 32;
+constexpr int64_t kStepBytes = kPanel * kTileInputs * 2;  // of a panel
+
+// Registers 0 to 3 hold sums, 4 and 5 rows of x, 6 and 7 the halves of a panel.
+struct alignas(64) TileConfig {
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t row_bytes[16] = {};
+  uint8_t rows[16] = {};
+
+  TileConfig(int64_t first_rows, int64_t second_rows) {
+    set(0, first_rows), set(1, first_rows), set(4, first_rows);
+    set(2, second_rows), set(3, second_rows), set(5, second_rows);
+    set(6, kTileRows), set(7, kTileRows);
+  }
+
+  void set(int number, int64_t count) {
+    rows[number] = static_cast<uint8_t>(count);
+    row_bytes[number] = count ? 64 : 0;
+  }
+};
+
+TARGET inline void store(const Tile& t, const float (&sums)[2 * kTileRows][kPanel]) {
+  for (int64_t row = 0; row < t.rows; ++row) {
+    for (int64_t i = 0; i < t.outputs; i += 16) {
+      const int64_t left = t.outputs - i < 16 ? t.outputs - i : 16;
+      _mm256_mask_storeu_epi16(t.y + row * t.y_stride + 2 * i,
+                               static_cast<__mmask16>((1u << left) - 1),
+                               (__m256i)_mm512_cvtneps_pbh(_mm512_load_ps(&sums[row][i])));
+    }
+  }
+}
+
+TARGET inline void prefetch(const char* weight) {
+  for (int64_t line = 0; line < kStepBytes; line += 64)
+    _mm_prefetch(weight + kStepBytes + line, _MM_HINT_T0);
+}
+
+template <bool TWO>
+TARGET void tile_of(const Tile& t) {
+  const int64_t second = TWO ? t.rows - kTileRows : 0;
+  const TileConfig config(TWO ? kTileRows : t.rows, second);
+  _tile_loadconfig(&config);
+  _tile_zero(0);
+  _tile_zero(1);
+  if (TWO) {
+    _tile_zero(2);
+    _tile_zero(3);
+  }
+  const char* weight = t.weight;
+  const char* x = t.x;
+  for (int64_t input = 0; input < t.depth; input += kTileInputs) {
+    prefetch(weight);
+    _tile_loadd(6, weight, 2 * 64);
+    _tile_loadd(4, x, t.x_stride);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(7, weight + 64, 2 * 64);
+    _tile_dpbf16ps(1, 4, 7);
+    if (TWO) {
+      _tile_loadd(5, x + kTileRows * t.x_stride, t.x_stride);
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(3, 5, 7);
+    }
+    weight += kStepBytes;
+    x += 2 * kTileInputs;
+  }
+  alignas(64) float sums[2 * kTileRows][kPanel];
+  constexpr int64_t stride = kPanel * sizeof(float);
+  _tile_stored(0, &sums[0][0], stride);
+  _tile_stored(1, &sums[0][16], stride);
+  if (TWO) {
+    _tile_stored(2, &sums[kTileRows][0], stride);
+    _tile_stored(3, &sums[kTileRows][16], stride);
+  }
+  _tile_release();
+  store(t, sums);
+}
+
+void tile(const Tile& t) { (t.rows > kTileRows ? tile_of<true> : tile_of<false>)(t); }
+
+}  // namespace
+
+const Level* amx_level() {
+  static const Level level{
+      "amx",
+      {avx512_level()->kernels[kFloat32], {2 * kTileRows, 0, kTileInputs, tile}},
+  };
+  return &level;
+}
+
+}  // namespace cadenza
+
+#else
+
+namespace cadenza {
+const Level* amx_level() { return nullptr; }
+}  // namespace cadenza
+
+#endif

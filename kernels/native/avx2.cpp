@@ -1,0 +1,115 @@
+// AVX2 with fused multiply-adds: bf16 weights are widened to fp32.
+#include "linear.h"
+
+#if defined(__x86_64__)
+
+#include <immintrin.h>
+
+#define TARGET __attribute__((target("avx2,fma")))
+
+namespace cadenza {
+namespace {
+
+constexpr int64_t kRows = 3;      // of four registers each: 12 of 16 hold sums
+constexpr int64_t kAhead = 2048;  // bytes of a panel that are fetched before they are needed
+constexpr int kVectors = 4;       // of 8 outputs
+
+// The first or second bf16 of each pair, as fp32.
+TARGET inline __m256 widened(__m256i pairs, int half) {
+  const __m256i high = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
+  return _mm256_castsi256_ps(half ? _mm256_and_si256(pairs, high) : _mm256_slli_epi32(pairs, 16));
+}
+
+struct Float32 {
+  using Value = float;
+  static constexpr int64_t kStep = 1;  // inputs
+
+  template <int ROWS>
+  TARGET static void step(
+      const char* x, int64_t x_stride, const char* weight, __m256 (&sums)[ROWS][kVectors]) {
+    __m256 weights[kVectors];
+    EACH(i, kVectors)
+      weights[i] = _mm256_loadu_ps(reinterpret_cast<const float*>(weight) + 8 * i);
+    EACH(row, ROWS) {
+      const __m256 value =
+          _mm256_broadcast_ss(reinterpret_cast<const float*>(x + row * x_stride));
+      EACH(i, kVectors)
+        sums[row][i] = _mm256_fmadd_ps(weights[i], value, sums[row][i]);
+    }
+  }
+
+  static float result(float sum) { return sum; }
+};
+
+struct Bfloat16 {
+  using Value = uint16_t;
+  static constexpr int64_t kStep = 2;
+
+  template <int ROWS>
+  TARGET static void step(
+      const char* x, int64_t x_stride, const char* weight, __m256 (&sums)[ROWS][kVectors]) {
+    EACH(half, 2) {
+      __m256 values[ROWS];
+      EACH(row, ROWS) {
+        const auto pair = *reinterpret_cast<const int32_t*>(x + row * x_stride);
+        values[row] = widened(_mm256_set1_epi32(pair), half);
+      }
+      EACH(i, kVectors) {
+        const auto* pairs = reinterpret_cast<const __m256i*>(weight) + i;
+        const __m256 weights = widened(_mm256_loadu_si256(pairs), half);
+        EACH(row, ROWS) sums[row][i] = _mm256_fmadd_ps(weights, values[row], sums[row][i]);
+      }
+    }
+  }
+
+  static uint16_t result(float sum) { return to_bfloat16(sum); }
+};
+
+template <class Format, int ROWS>
+TARGET void tile_of(const Tile& t) {
+  using Value = typename Format::Value;
+  constexpr int64_t step_bytes = kPanel * sizeof(Value) * Format::kStep;
+  __m256 sums[ROWS][kVectors];
+  EACH(row, ROWS) EACH(i, kVectors) sums[row][i] = _mm256_setzero_ps();
+  const char* weight = t.weight;
+  const char* x = t.x;
+  for (int64_t input = 0; input < t.depth; input += Format::kStep) {
+    for (int64_t line = 0; line < step_bytes; line += 64)
+      _mm_prefetch(weight + kAhead + line, _MM_HINT_T0);
+    Format::template step<ROWS>(x, t.x_stride, weight, sums);
+    weight += step_bytes;
+    x += Format::kStep * sizeof(Value);
+  }
+  EACH(row, ROWS) {
+    alignas(32) float results[kPanel];
+    EACH(i, kVectors) _mm256_store_ps(results + 8 * i, sums[row][i]);
+    auto* y = reinterpret_cast<Value*>(t.y + row * t.y_stride);
+    for (int64_t i = 0; i < t.outputs; ++i) y[i] = Format::result(results[i]);
+  }
+}
+
+template <class Format>
+void tile(const Tile& t) {
+  static constexpr TileFunction by_rows[] = {
+      tile_of<Format, 1>, tile_of<Format, 2>, tile_of<Format, 3>};
+  by_rows[t.rows - 1](t);
+}
+
+constexpr Level kLevel{
+    "avx2",
+    {{kRows, 0, 1, tile<Float32>}, {kRows, 0, 2, tile<Bfloat16>}},
+};
+
+}  // namespace
+
+const Level* avx2_level() { return &kLevel; }
+
+}  // namespace cadenza
+
+#else
+
+namespace cadenza {
+const Level* avx2_level() { return nullptr; }
+}  // namespace cadenza
+
+#endif

@@ -1,0 +1,58 @@
+// AVX-512 with BF16: an instruction multiplies 16 pairs of bf16 and adds both products.
+#include "linear.h"
+
+#if defined(__x86_64__)
+
+#include <immintrin.h>
+
+#define TARGET \
+  __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")))
+
+namespace cadenza {
+namespace {
+
+struct Bfloat16 {
+  static constexpr int64_t kSize = 2, kStep = 2;
+
+  template <int ROWS, int PANELS>
+  TARGET static void step(
+      const char* x, int64_t x_stride, const char* weight, int64_t panel_bytes,
+      __m512 (&sums)[ROWS][2 * PANELS]) {
+    __m512bh weights[2 * PANELS];
+    EACH(i, 2 * PANELS)
+      weights[i] = (__m512bh)_mm512_loadu_si512(weight + i / 2 * panel_bytes + i % 2 * 64);
+    EACH(row, ROWS) {
+      const auto pair = *reinterpret_cast<const int32_t*>(x + row * x_stride);
+      const auto value = (__m512bh)_mm512_set1_epi32(pair);
+      EACH(i, 2 * PANELS)
+        sums[row][i] = _mm512_dpbf16_ps(sums[row][i], weights[i], value);
+    }
+  }
+
+  TARGET static void store(char* y, __m512 sums, int64_t outputs) {
+    _mm256_mask_storeu_epi16(y, static_cast<__mmask16>((1u << outputs) - 1),
+                             (__m256i)_mm512_cvtneps_pbh(sums));
+  }
+};
+
+#include "avx512_tile.h"
+
+}  // namespace
+
+const Level* avx512_bf16_level() {
+  static const Level level{
+      "avx512-bf16",
+      {avx512_level()->kernels[kFloat32], {kNarrowRows, kWideRows, 2, tile<Bfloat16>}},
+  };
+  return &level;
+}
+
+}  // namespace cadenza
+
+#else
+
+namespace cadenza {
+const Level* avx512_bf16_level() { return nullptr; }
+}  // namespace cadenza
+
+#endif

@@ -1,0 +1,11 @@
+// Which levels this machine may run.
+#pragma once
+
+#include "linear.h"
+
+namespace cadenza {
+
+// The levels that this machine has, slowest first; null past the last.
+const Level* const* levels();
+
+}  // namespace cadenza

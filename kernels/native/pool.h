@@ -1,0 +1,14 @@
+// A few threads that wait for work.
+#pragma once
+
+#include <cstdint>
+
+namespace cadenza {
+
+using Task = void (*)(void* context, int64_t index);
+
+// Calls task(context, index) for each index below `count`, on at most `threads` threads, the caller
+// among them, and returns when all are done. Who takes which index is left to chance.
+void run_tasks(int32_t threads, int64_t count, Task task, void* context);
+
+}  // namespace cadenza
