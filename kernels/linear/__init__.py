@@ -51,7 +51,7 @@ class _LibraryWeight(_TiledWeight):
 def backend(dtype: torch.dtype) -> str:
     """Name what multiplies weights of `dtype` on this machine's CPU."""
     if native.is_supported(dtype):
-        return f"native {native.levels()[-1]}"
+        return f"native {native.fastest(dtype)}"
     return "onednn" if onednn.is_supported(dtype) else "torch"
 
 

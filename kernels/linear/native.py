@@ -14,6 +14,7 @@ from torch import Tensor
 from cadenza.kernels.native import BFLOAT16, FLOAT32, library
 
 _DTYPES = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
+_ONLY_BFLOAT16 = ("avx512-bf16", "amx")  # fp32 is multiplied as by the level below
 
 
 def levels() -> tuple[str, ...]:
@@ -25,6 +26,13 @@ def levels() -> tuple[str, ...]:
 def is_supported(dtype: torch.dtype) -> bool:
     """Tell whether there are kernels for `dtype`."""
     return dtype in _DTYPES and library() is not None
+
+
+def fastest(dtype: torch.dtype) -> str:
+    """Name the fastest level that differs for `dtype` from the one below."""
+    return [level for level in levels() if dtype == torch.bfloat16 or level not in _ONLY_BFLOAT16][
+        -1
+    ]
 
 
 class PackedWeight:
