@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from cadenza.service.departures import Departures
 from cadenza.service.errors import InvalidRequest
 from cadenza.service.limits import Limits, ResumptionLimits
@@ -92,6 +94,22 @@ def test_requests_that_never_run_end_a_drain_when_they_are_refused(run, open_fro
             front.engine.become_ready()
             await asyncio.wait([wrong])
             assert isinstance(wrong.exception(), InvalidRequest)
+            await turns()
+            assert draining.done()
+
+    run(main())
+
+
+@pytest.mark.parametrize("work", ["submit", "encode"])
+def test_the_last_that_gives_up_before_it_runs_ends_a_drain(run, open_front, work):
+    """Nobody leaves beside it."""
+
+    async def main():
+        async with open_front(ready=False) as front:
+            begun = asyncio.create_task(getattr(front.generator, work)(ask()))
+            await turns()
+            draining = await drain(front)
+            begun.cancel()
             await turns()
             assert draining.done()
 
