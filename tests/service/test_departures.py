@@ -116,6 +116,23 @@ def test_the_last_that_gives_up_before_it_runs_ends_a_drain(run, open_front, wor
     run(main())
 
 
+def test_the_last_that_gives_up_before_it_runs_ends_a_pause(run, open_front):
+    async def main():
+        async with open_front(ready=False) as front:
+            generator = front.generator
+            begun = asyncio.create_task(generator.submit(ask()))
+            await turns()
+            generator.pause()
+            waiting = asyncio.create_task(generator.wait_while_paused(LONG_S))
+            await turns()
+            assert not waiting.done()
+            begun.cancel()
+            await turns()
+            assert waiting.done()
+
+    run(main())
+
+
 def test_a_pause_is_waited_for_until_all_have_left_or_requests_are_taken_again(run, open_front):
     async def main():
         async with open_front() as front:
