@@ -116,10 +116,14 @@ def test_the_last_that_gives_up_before_it_runs_ends_a_drain(run, open_front, wor
     run(main())
 
 
-def test_the_last_that_gives_up_before_it_runs_ends_a_pause(run, open_front):
+def test_the_last_that_gives_up_while_it_is_encoded_ends_a_pause(run, open_front, monkeypatch):
+    async def never(*_: object) -> None:
+        await asyncio.get_running_loop().create_future()
+
     async def main():
-        async with open_front(ready=False) as front:
+        async with open_front() as front:
             generator = front.generator
+            monkeypatch.setattr(generator._encoder, "prompt", never)
             begun = asyncio.create_task(generator.submit(ask()))
             await turns()
             generator.pause()
