@@ -173,6 +173,9 @@ def _read_file(file: Path) -> _Layer:
         reason = error.strerror if isinstance(error, OSError) else error
         layer.faults.append(f"{file} cannot be read: {reason}")
         return layer
+    except RecursionError:
+        layer.faults.append(f"{file} cannot be read: it is nested too deeply")
+        return layer
     _read_content(layer, str(file), content)
     return layer
 

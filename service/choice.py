@@ -54,7 +54,7 @@ class TextOptions:
 class Owner(Protocol):
     """The generation that a choice belongs to."""
 
-    reader_waits: bool  # for more, and has taken all that came before
+    reader_waits: bool  # for more, and has all that came before; perhaps it is being cancelled
 
     def tap_failed(self, error: Exception) -> None:
         """What a tap raised."""
@@ -149,7 +149,7 @@ class Choice:
     def is_over(self) -> bool:
         return self.finished is not None or self.expired
 
-    def tap(self, tap: Tap | None) -> None:
+    def tap(self, tap: Tap) -> None:
         """Let `tap` have tokens while the owner's reader waits, for there is nothing but tokens."""
         self._tap = tap
 
@@ -224,7 +224,7 @@ class Choice:
                     text = self._shown(text)
             if self._tap is not None and self._owner.reader_waits:
                 is_bare = not finished and logprobs is None and self.finished is None
-                if is_bare and self._is_tapped(token, text):
+                if is_bare and self._is_taken(self._tap, token, text):
                     return  # nearly always
             self._keep(token, text, logprobs)
         if finished and self.finished is None:
@@ -233,10 +233,9 @@ class Choice:
             self._owner.choice_stopped(self)
         self._owner.choice_changed(self, sampled=token >= 0)
 
-    def _is_tapped(self, token: int, text: str) -> bool:
-        assert self._tap is not None
+    def _is_taken(self, tap: Tap, token: int, text: str) -> bool:
         try:
-            return self._tap(token, text)
+            return tap(token, text)
         except Exception as error:
             self._owner.tap_failed(error)
             return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import itertools
 from collections.abc import Sequence
 
 import tokenizers
@@ -26,7 +27,7 @@ class Detokenizer:
     U+FFFD after a few tokens, or at the end. Special tokens have no text unless that is wanted.
     """
 
-    __slots__ = ("_backend", "_context", "_held", "_skip", "_texts")
+    __slots__ = ("_backend", "_before", "_context", "_held", "_skip", "_texts")
 
     def __init__(
         self,
@@ -42,8 +43,9 @@ class Detokenizer:
         if texts is None:
             texts = TokenTexts(backend, skip_special_tokens=skip_special_tokens)
         self._texts = texts
-        self._context = list(prompt[-_CONTEXT_TOKENS:]) if texts.need_context else []
         self._held: list[int] = []
+        self._context = self._whole(prompt[-_CONTEXT_TOKENS:]) if texts.need_context else []
+        self._before = self._decode(self._context)
 
     def push(self, token_id: int) -> str:
         """The text that this token completes, perhaps none."""
@@ -86,9 +88,10 @@ class Detokenizer:
         """
         if not self._context:
             return self._decode(held)
-        before, text = self._decode(self._context), self._decode(self._context + held)
-        # The prompt's end may join with the first held bytes; then there is no common prefix
-        return text[len(before) :] if text.startswith(before) else self._decode(held)
+        text = self._decode(self._context + held)
+        if text.startswith(self._before):
+            return text[len(self._before) :]
+        return self._decode(held)  # some decoders make all bytes in a row U+FFFD, or none
 
     def _follow(self, text: str) -> None:
         """Let what comes next be decoded after the held tokens, whose text is `text`."""
@@ -98,6 +101,16 @@ class Detokenizer:
             self._context.clear()
         if len(self._context) < _CONTEXT_TOKENS:  # else they are one of many without text
             self._context += self._held
+            self._before = self._decode(self._context)
+
+    def _whole(self, prompt: Sequence[int]) -> list[int]:
+        """The end of a prompt without the half characters that it may begin and end with."""
+        for end, start in itertools.product(range(_MAX_HELD), repeat=2):
+            whole = list(prompt[start : len(prompt) - end])
+            text = self._decode(whole)
+            if not (text.startswith(INCOMPLETE) or text.endswith(INCOMPLETE)):
+                return whole
+        return list(prompt)
 
     def _decode(self, ids: list[int]) -> str:
         return str(self._backend.decode(ids, skip_special_tokens=self._skip))

@@ -23,8 +23,9 @@ class Questions:
         self._asked: dict[int, asyncio.Future[Answer]] = {}  # by number
         self._sent: deque[tuple[int, asyncio.Future[None]]] = deque()  # by messages handled
 
-    def __len__(self) -> int:
-        """How many wait, or did until the engine has something to say again."""
+    @property
+    def num_open(self) -> int:
+        """Questions, and waits for messages to be handled, that the engine has not ended."""
         return len(self._asked) + len(self._sent)
 
     def ask(self, number: int) -> asyncio.Future[Answer]:

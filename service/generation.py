@@ -79,6 +79,7 @@ class Generation:
         self._unseated: set[Choice] = set()
         self._events: list[Event] = []
         self._prompt_logprobs: PromptLogprobs | None = None
+        self._is_plain = False  # nothing comes before the output
         self._told_top: int | None = None  # of these, best tokens at each place, not yet told
         self._admitted = False
         self._failure: RequestError | None = None
@@ -181,7 +182,7 @@ class Generation:
 
     async def __anext__(self) -> list[Event]:
         while not self._cancelled:
-            if batch := self.take():
+            if batch := self._take():
                 return batch
             if self._failure is not None or self._ended:
                 break
@@ -205,7 +206,7 @@ class Generation:
             for choice in self._choices:
                 choice.tap(of_choice(choice.index))
 
-    def take(self) -> list[Event]:
+    def _take(self) -> list[Event]:
         """Everything that is new since the last item, perhaps nothing."""
         batch, self._events = self._events, []
         for choice in self._choices:
@@ -233,7 +234,6 @@ class Generation:
         self._ended = True
         self._places.leave_all()
         for choice in self._choices:
-            choice.tap(None)  # which may lead back here
             if not choice.is_over:
                 self._engine.cancel(choice.number)
         self._timer.ended(reason)
@@ -247,7 +247,6 @@ class Generation:
     # choice.Owner
 
     def tap_failed(self, error: Exception) -> None:
-        self.reader_waits = False
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_exception(error)
 

@@ -127,6 +127,8 @@ class RequestTimer:
             self._on_end(self._measured(reason))
         if reason in ("stop", "length"):
             self._observe_whole(self._clock())
+        # They lead back here: without them nothing waits for the garbage collector
+        self._choices, self._on_end = [], None
 
     def _measured(self, reason: str) -> Ended:
         choices = self._begun()

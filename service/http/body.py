@@ -15,6 +15,7 @@ from cadenza.service.http.connection import connection_of
 from cadenza.service.http.errors import ClientGone
 
 MAX_BODY_BYTES = 4 << 20
+MAX_DEPTH = 64  # of objects and lists within each other: more than any field has
 
 
 async def read_json(
@@ -25,7 +26,7 @@ async def read_json(
     Raises:
         HTTPException: 413 over `max_bytes`, 415 for a compressed body, 408 for one that takes
             longer than the connection's `body_s`.
-        InvalidRequest: no JSON, or no object.
+        InvalidRequest: no JSON, no object, or one that is nested more than `MAX_DEPTH` deep.
         ClientGone: the client left before it had sent everything.
     """
     headers = Headers(scope=scope)
@@ -59,12 +60,35 @@ async def _read(receive: Receive, max_bytes: int) -> bytes:
 def _decode(body: bytes) -> dict[str, Any]:
     try:
         value = msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+    except RecursionError as error:
+        raise _too_deep() from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         # the reason is left out: it may quote bytes that no JSON can carry back
         raise InvalidRequest("The body is not valid JSON in UTF-8.") from error
     if not isinstance(value, dict):
         raise InvalidRequest("The body must be a JSON object.")
+    if body.count(b"[") + body.count(b"{") > MAX_DEPTH:  # else it cannot be deeper
+        _refuse_depth(value)
     return value
+
+
+def _refuse_depth(value: Any) -> None:
+    """Here, once for all who walk over a field or quote it, and would be at the stack's end."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            child
+            for each in level
+            for child in (each.values() if type(each) is dict else each)
+            if type(child) in (dict, list)
+        ]
+        if not level:
+            return
+    raise _too_deep()
+
+
+def _too_deep() -> InvalidRequest:
+    return InvalidRequest(f"The body is nested more than {MAX_DEPTH} deep.")
 
 
 def _too_large(max_bytes: int) -> HTTPException:

@@ -200,8 +200,8 @@ def encoded(request_id: str, event: Event) -> bytes:
     """One of a generation's events, or of the `parts` of one."""
     if isinstance(event, Delta):
         if len(event.token_ids) == 1 and not event.logprobs:
-            head, text = wire_format.head(request_id), encodable(event.text)
-            return wire_format.token(head, event.choice, event.token_ids[0], text)
+            name, text = wire_format.encoded_name(request_id), encodable(event.text)
+            return wire_format.token(name, event.choice, event.token_ids[0], text)
         return wire_format.tokens(
             request_id,
             event.choice,

@@ -110,13 +110,13 @@ async def told(
 def _tap(
     generation: Generation, request_id: str, outlet: Outlet, transcript: Transcript | None
 ) -> None:
-    head = wire_format.head(request_id)
+    name = wire_format.encoded_name(request_id)
 
     def of_choice(choice: int) -> Tap:
         output = None if transcript is None else transcript.output(choice)
 
         def tap(token_id: int, text: str) -> bool:
-            if not outlet.take(wire_format.token(head, choice, token_id, text)):
+            if not outlet.take(wire_format.token(name, choice, token_id, text)):
                 return False
             if output is not None:
                 output.append(token_id)

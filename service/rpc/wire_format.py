@@ -43,6 +43,10 @@ class _Varints(dict[int, bytes]):
 
 _varints = _Varints()
 
+# Tokens of first choices with the text that was told last: at most some 30 MB
+_MOST_KEPT = 1 << 18
+_kept: dict[int, tuple[str, bytes]] = {}
+
 _EVENTS = _tag(pb.SessionResponse.EVENTS_FIELD_NUMBER, _BYTES)
 _REQUEST_ID = _tag(pb.Event.REQUEST_ID_FIELD_NUMBER, _BYTES)
 _NUMBER = _tag(pb.Event.NUMBER_FIELD_NUMBER, _VARINT)
@@ -77,7 +81,7 @@ def numbered(body: bytes, number: int) -> bytes:
 
 def named(body: bytes, request_id: str) -> bytes:
     """An encoded `pb.Event` without a `request_id`, as an event of this one."""
-    return _field(_EVENTS, head(request_id) + body)
+    return _field(_EVENTS, encoded_name(request_id) + body)
 
 
 def tokens(
@@ -95,7 +99,7 @@ def tokens(
     body = _tokens(choice, text, token_ids)
     if logprobs:
         body += b"".join([_field(_LOGPROBS, each.SerializeToString()) for each in logprobs])
-    return _field(_EVENTS, head(request_id) + _field(_TOKENS, body))
+    return _field(_EVENTS, encoded_name(request_id) + _field(_TOKENS, body))
 
 
 def _tokens(choice: int, text: str, token_ids: Sequence[int]) -> bytes:
@@ -107,26 +111,22 @@ def _tokens(choice: int, text: str, token_ids: Sequence[int]) -> bytes:
     return body
 
 
-def token(head: bytes, choice: int, token_id: int, text: str) -> bytes:
-    """The same of one token, after the `head` of its request.
+def token(name: bytes, choice: int, token_id: int, text: str) -> bytes:
+    """The same of one token, with the `name` of its request from `encoded_name`.
 
     Most are told again and again with the same text, and so they are kept.
     """
     kept = _kept.get(token_id)
-    if kept is not None and kept[0] is text and not choice:
+    if kept is not None and kept[0] == text and not choice:
         told = kept[1]
     else:
         told = _field(_TOKENS, _tokens(choice, text, (token_id,)))
         if not choice and len(_kept) < _MOST_KEPT:
             _kept[token_id] = text, told
-    return b"%b%b%b%b" % (_EVENTS, _varints[len(head) + len(told)], head, told)
-
-
-_MOST_KEPT = 1 << 18  # tokens, as many as a vocabulary has
-_kept: dict[int, tuple[str, bytes]] = {}  # of first choices, with the text that was told last
+    return b"%b%b%b%b" % (_EVENTS, _varints[len(name) + len(told)], name, told)
 
 
 @lru_cache(1 << 12)
-def head(request_id: str) -> bytes:
+def encoded_name(request_id: str) -> bytes:
     """What the events of a request begin with."""
     return _field(_REQUEST_ID, request_id.encode()) if request_id else b""

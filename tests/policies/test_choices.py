@@ -148,6 +148,7 @@ def test_wrong_flags_are_told(flags: list[str], fault: str):
     ("text", "faults"),
     [
         ("preset =", ["cannot be read: "]),
+        ("preset = " + "[" * 2000 + "]" * 2000, ["cannot be read: it is nested too deeply"]),
         ("preset = 3", ["preset must be a name, and is 3"]),
         ("preset = 'fcsf'", ["there is no preset 'fcsf' (did you mean 'fcfs'?)"]),
         ("decision = {}", ["there is no key 'decision' (did you mean 'decisions'?)"]),

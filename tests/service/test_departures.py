@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from cadenza.service.departures import Departures
 from cadenza.service.errors import InvalidRequest
 from cadenza.service.limits import Limits, ResumptionLimits
@@ -94,6 +96,43 @@ def test_requests_that_never_run_end_a_drain_when_they_are_refused(run, open_fro
             assert isinstance(wrong.exception(), InvalidRequest)
             await turns()
             assert draining.done()
+
+    run(main())
+
+
+@pytest.mark.parametrize("work", ["submit", "encode"])
+def test_the_last_that_gives_up_before_it_runs_ends_a_drain(run, open_front, work):
+    """Nobody leaves beside it."""
+
+    async def main():
+        async with open_front(ready=False) as front:
+            begun = asyncio.create_task(getattr(front.generator, work)(ask()))
+            await turns()
+            draining = await drain(front)
+            begun.cancel()
+            await turns()
+            assert draining.done()
+
+    run(main())
+
+
+def test_the_last_that_gives_up_while_it_is_encoded_ends_a_pause(run, open_front, monkeypatch):
+    async def never(*_: object) -> None:
+        await asyncio.get_running_loop().create_future()
+
+    async def main():
+        async with open_front() as front:
+            generator = front.generator
+            monkeypatch.setattr(generator._encoder, "prompt", never)
+            begun = asyncio.create_task(generator.submit(ask()))
+            await turns()
+            generator.pause()
+            waiting = asyncio.create_task(generator.wait_while_paused(LONG_S))
+            await turns()
+            assert not waiting.done()
+            begun.cancel()
+            await turns()
+            assert waiting.done()
 
     run(main())
 

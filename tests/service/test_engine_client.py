@@ -364,13 +364,13 @@ def test_an_engine_that_does_not_answer_is_not_waited_for(run, open_front):
             front.engine.answers_questions = False
             with pytest.raises(EngineUnavailable, match=r"has not answered within 0\.01 s"):
                 await front.client.ask(DescribePolicies, 0.01)
-            assert not front.client._questions
+            assert front.client._questions.num_open == 0
             front.engine.send(front.engine._policies_state(front.engine.received[0].number))
             front.engine.answers_questions = True
             answer = await front.client.ask(DescribePolicies)
 
             assert answer.number == front.engine.received[1].number, "not the late one"
-            assert not front.client._questions
+            assert front.client._questions.num_open == 0
 
     run(main())
 
@@ -383,7 +383,7 @@ def test_a_reset_that_is_not_confirmed_in_time_is_nobodys(run, open_front):
                 await in_time(front.client.reset_prefix_cache(), 0.01)
             front.engine.answers_questions = True
             await in_time(front.client.reset_prefix_cache())
-            assert not front.client._questions
+            assert front.client._questions.num_open == 0
 
     run(main())
 
@@ -397,6 +397,6 @@ def test_who_gave_up_a_question_leaves_nothing_behind(run, open_front):
             asked.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await asked
-            assert not front.client._questions
+            assert front.client._questions.num_open == 0
 
     run(main())

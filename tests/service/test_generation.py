@@ -810,7 +810,7 @@ def test_encoding_never_runs_on_the_loops_thread(run, open_front, monkeypatch):
 @pytest.mark.parametrize(
     "broken",
     [
-        "cadenza.service.generator.pack_ids",
+        "cadenza.service.job.pack_ids",
         "cadenza.service.generator.Generation",
         "cadenza.service.generation.Choice",
         "cadenza.service.tokenizer.Detokenizer",

@@ -19,19 +19,23 @@ def without_collector() -> Iterator[None]:
     gc.enable()
 
 
+def tap_that_leads_back(generation):
+    generation.tap(lambda _: lambda *_: generation.is_over)
+
+
 def test_a_generation_is_freed_when_it_is_left(run, open_front):
     async def main():
         async with open_front() as front:
             front.says("hello")
             generation = await front.generator.submit(GenerationRequest(text="x", n=2))
-            generation.tap(lambda _: lambda *_: False)
+            tap_that_leads_back(generation)
             async with generation:
                 async for _ in generation:
                     pass
-            left = weakref.ref(generation)
+            left = [weakref.ref(generation), weakref.ref(generation._timer)]
             del generation
             await asyncio.sleep(0)
 
-            assert left() is None
+            assert [each() for each in left] == [None, None]
 
     run(main())

@@ -136,6 +136,43 @@ def test_the_tap_takes_nothing_while_the_reader_is_elsewhere(run, open_front):
     run(main())
 
 
+def test_log_probabilities_are_the_readers(run, open_front):
+    async def main():
+        async with open_front() as front:
+            reader = Reader(await launched(front, max_tokens=3, logprobs=1))
+            await asyncio.sleep(0)
+            for _ in range(3):
+                await front.step()
+            await reader.task
+
+            assert reader.tapped == []
+            told = [event for event in reader.read if isinstance(event, Delta)]
+            assert sum(len(event.logprobs) for event in told) == 3
+
+    run(main())
+
+
+def test_a_reader_that_gave_up_waiting_has_all_when_it_comes_back(run, open_front):
+    async def main():
+        async with open_front() as front:
+            generation = await launched(front, max_tokens=9)
+            tapped: list[int] = []
+            generation.tap(lambda choice: lambda *_: not tapped.append(choice))
+            await front.step()
+            await anext(generation)
+            waiting = asyncio.create_task(anext(generation))
+            await asyncio.sleep(0)
+            waiting.cancel()
+            await asyncio.wait([waiting])
+            await front.step(2)
+
+            assert tapped == []
+            assert num_tokens(await anext(generation)) == 2
+            generation.cancel()
+
+    run(main())
+
+
 def test_a_notice_comes_before_the_tokens_after_it(run, open_front):
     async def main():
         async with open_front() as front:

@@ -60,6 +60,40 @@ def test_valid_text_after_invalid_bytes_is_whole_again(text, data):
     assert "".join(decode(ids)).endswith("a" + text)
 
 
+def byte_fallback():
+    """A tokenizer as Llama's: words with their spaces, and bytes for all else."""
+    words = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", "\u2581a", "b"]
+    vocabulary = {word: number for number, word in enumerate(words)}
+    backend = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True))
+    spaces = decoders.Replace("\u2581", " ")
+    strip = decoders.Strip(" ", 1, 0)
+    backend.decoder = decoders.Sequence([spaces, decoders.ByteFallback(), decoders.Fuse(), strip])
+    return backend
+
+
+FALLBACK = byte_fallback()
+WORDS = st.lists(st.sampled_from(["\u9f98", "\U0001f600", "\u2581a", "b", "é"]), max_size=12)
+
+
+def ids_of(words):
+    known = [FALLBACK.token_to_id(word) for word in words]
+    return [
+        number
+        for word, one in zip(words, known, strict=True)
+        for number in ([byte + 1 for byte in word.encode()] if one is None else [one])
+    ]
+
+
+@settings(max_examples=1000)
+@given(WORDS, WORDS, st.integers(0, 3))
+@example(["\u9f98"] * 4, ["\u9f98"] * 9, 0)  # eight tokens of the prompt begin within one
+def test_bytes_in_a_row_are_characters_whatever_the_prompt_ends_with(prompt, words, cut):
+    stream = Detokenizer(FALLBACK, ids_of(["b"] * 4 + prompt)[: -cut or None])
+    text = "".join([*(stream.push(token) for token in ids_of(words)), stream.flush()])
+
+    assert text == "".join(words).replace("\u2581", " ")
+
+
 @pytest.mark.parametrize("prompt", ["\ufffd", "what was asked \ufffd", "č", "asked č"])
 def test_no_word_of_the_prompt_is_said_again(prompt):
     ids = TOKENIZER.encode_text(prompt)

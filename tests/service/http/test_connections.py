@@ -42,7 +42,8 @@ def test_a_connection_whose_client_does_not_read_its_answer_is_dropped(run, serv
     run(main())
 
 
-def test_a_client_that_does_not_read_plain_text_is_dropped_while_it_comes(run, serve, caplog):
+@pytest.mark.parametrize("n", [1, 16])
+def test_a_client_that_does_not_read_plain_text_is_dropped_while_it_comes(run, serve, caplog, n):
     """What is written at once, past whoever waits, is bounded as well."""
 
     async def main():
@@ -51,16 +52,16 @@ def test_a_client_that_does_not_read_plain_text_is_dropped_while_it_comes(run, s
             engine = served.front.engine
             engine.auto = False
             served.front.says("x" * 19_000)
-            body = {"prompt": "x", "max_tokens": 19_000, "n": 16, "stream": True}
+            body = {"prompt": "x", "max_tokens": 19_000, "n": n, "stream": True}
             client = await served.silent(request_bytes(COMPLETIONS, body))
             await engine.until(lambda: bool(engine.waiting))
             async with asyncio.timeout(15):
                 while served.server.num_connections:
                     engine.step()
                     await asyncio.sleep(0)
-            await engine.until(lambda: len(engine.cancels()) == 16)
+            await engine.until(lambda: len(engine.cancels()) == n)
 
-            assert engine.generated < 16 * 19_000
+            assert engine.generated < n * 19_000
             assert errors_in(caplog) == []
             client.close()
 

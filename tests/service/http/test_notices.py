@@ -8,10 +8,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 
 from cadenza.service.http.openapi import document
 from cadenza.service.limits import Limits
+from cadenza.wire.arrays import pack_ids
+from cadenza.wire.messages import Finished, Step
 
 from .conftest import Served
 from .schemas import Document
@@ -224,3 +227,46 @@ def test_notices_are_of_streams_alone(run, serve, body: dict[str, Any], param: s
             assert refused.json()["error"]["param"] == param
 
     run(main())
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_the_first_text_that_comes_long_after_the_admission_is_opened_as_any(run, serve, path):
+    """The stream has begun with notices, and its tokens go past whoever reads."""
+
+    async def main():
+        async with serve() as served:
+            engine = served.front.engine
+            engine.auto = False
+            call = asyncio.create_task(stream(served, path, {**BODIES[path], **ASKING}))
+            await engine.until(lambda: bool(engine.waiting))
+            [number] = engine.waiting
+            words = served.front.tokenizer.encode_text("ab")
+            frame = {"step_id": 1, "counters": engine.counters()}
+            engine.send(
+                Step(**frame, admitted=pack_requests([number]), admitted_cached=pack_ids([0]))
+            )
+            await served.front.told()
+            ends = (Finished.NOT, Finished.LENGTH)
+            for token, end in zip(words, ends, strict=True):
+                engine.send(
+                    Step(
+                        **frame,
+                        requests=pack_requests([number]),
+                        tokens=pack_ids([token]),
+                        finished=bytes([end]),
+                    )
+                )
+                await served.front.told()
+            told = [data for kind, data in await call if kind is None]
+            plain = [chunk["choices"][0] for chunk in told if chunk != "[DONE]"]
+            texts = [each.get("text", each.get("delta", {}).get("content")) for each in plain]
+
+            assert [text for text in texts if text] == ["a", "b"]
+            if path == CHAT:
+                assert plain[0]["delta"] == {"role": "assistant", "content": ""}
+
+    run(main())
+
+
+def pack_requests(numbers: list[int]) -> bytes:
+    return np.array(numbers, "<i8").tobytes()

@@ -112,11 +112,18 @@ def test_release_and_shadow(run, serve: OpenServed):
     run(main())
 
 
+def nested(depth: int) -> bytes:
+    return b"[" * depth + b"]" * depth
+
+
 @pytest.mark.parametrize(
     ("content", "status", "message"),
     [
         (b"{", 400, "The body is not valid JSON"),
         (b"[]", 400, "The body must be a JSON object."),
+        (b'{"options": {"fcfs": {"a": %s}}}' % nested(600), 400, "more than 64 deep"),
+        (b'{"preset": %s}' % nested(5000), 400, "more than 64 deep"),
+        (b'{"preset": %s}' % nested(60), 400, "preset must be a name, and is [["),
         (b'{"preset": "fifo"}', 400, "there is no preset 'fifo'; presets are fcfs, priority"),
         (
             b'{"decisions": {"order": "lifo"}, "options": {"fcfs": {"a": 1}}}',

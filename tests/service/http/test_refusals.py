@@ -116,6 +116,33 @@ def test_numbers_of_thousands_of_digits_are_refused_for_what_they_are(run, serve
     run(main())
 
 
+@pytest.mark.parametrize("depth", [65, 400, 900, 100_000])
+def test_bodies_that_are_nested_too_deep_are_refused_wherever_they_are(run, serve, depth):
+    """Whoever walks over a value, or quotes it, would come to the end of the stack."""
+
+    async def main():
+        async with serve() as served:
+            deep = "[" * depth + "]" * depth
+            for path in (CHAT, COMPLETIONS, "/tokenize", "/detokenize"):
+                for field in ("prompt", "stop", "temperature", "stream_options", "unknown"):
+                    response = await served.http.post(path, content=f'{{"{field}": {deep}}}')
+                    assert response.status_code == 400
+                    assert "more than 64 deep" in response.json()["error"]["message"]
+            allowed = {"prompt": "x", "max_tokens": 1, "unknown": json.loads("[" * 62 + "]" * 62)}
+            assert (await served.http.post(COMPLETIONS, json=allowed)).status_code == 200
+
+    run(main())
+
+
+def test_many_lists_beside_each_other_are_not_deep(run, serve):
+    async def main():
+        async with serve() as served:
+            body = {"prompt": "x", "max_tokens": 1, "unknown": [[{}]] * 1000}
+            assert (await served.http.post(COMPLETIONS, json=body)).status_code == 200
+
+    run(main())
+
+
 def test_lone_surrogates_are_refused_wherever_text_is_read(run, serve):
     async def main():
         async with serve() as served:

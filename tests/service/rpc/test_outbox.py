@@ -16,6 +16,11 @@ async def test_take_gives_all_that_waits_in_order():
 
     assert outbox.num_bytes == 4
     assert await outbox.take() == [b"a", b"bb", b"c"]
+    outbox.put_one(b"dd")
+    outbox.put_one(b"e")
+    assert outbox.num_bytes == 3
+    assert await outbox.take() == [b"dd", b"e"]
+    assert outbox.num_bytes == 0
     assert outbox.num_bytes == 0
 
 

@@ -16,6 +16,7 @@ from structlog.testing import capture_logs
 
 from cadenza.service.errors import EngineUnavailable, GenerationFailed, InvalidRequest
 from cadenza.service.events import Delta
+from cadenza.service.rpc import session as session_module
 from cadenza.service.rpc import wire_format
 from cadenza.service.rpc.session import (
     MAX_ENDED,
@@ -647,6 +648,32 @@ async def test_a_client_that_does_not_read_holds_back_its_generations(generator,
         texts = [event.tokens.text for event in client.events_of(name)]
         assert len("".join(texts)) == 1000 * num_batches
     assert max(response.ByteSize() for response in client.responses) < TOKENS_LIMIT_BYTES + 5000
+
+
+async def test_a_client_that_does_not_read_holds_back_single_tokens(
+    open_front, submit_of, monkeypatch
+):
+    """Those that go past the request's task, as well."""
+    monkeypatch.setattr(session_module, "TOKENS_LIMIT_BYTES", 150)
+    async with open_front() as front, open_session(front.generator) as (stream, client, task):
+        front.engine.auto = False
+        front.says("a long answer, token after token")
+        client.send(submit_of("a", max_tokens=200))
+        await front.engine.until(lambda: bool(front.engine.waiting))
+        await front.step(2)
+        client.reads.clear()
+        peak = 0
+        for _ in range(25):
+            await front.step()
+            peak = max(peak, stream._outbox.num_bytes)
+        client.reads.set()
+        front.engine.resume()
+        client.half_close()
+        await task
+
+    assert 150 <= peak < 200
+    texts = [event.tokens.text for event in client.events_of("a")]
+    assert "".join(texts) == "a long answer, token after token"
 
 
 async def test_a_cancel_passes_buffers_full_of_tokens(generator, submit_of, cancel_of):
