@@ -61,7 +61,6 @@ class Pool {
 
  private:
   bool grow(int32_t wanted) {
-    if (wanted > kMostThreads) return false;
     while (size_ < wanted) {
       sigset_t all, before;
       sigfillset(&all);
@@ -145,6 +144,7 @@ Pool* the_pool() {
 }  // namespace
 
 void run_tasks(int32_t threads, int64_t count, Task task, void* context) {
+  if (threads > kMostThreads) threads = kMostThreads;
   if (threads > count) threads = static_cast<int32_t>(count);
   if (threads > 1 && the_pool()->run(threads, count, task, context)) return;
   for (int64_t index = 0; index < count; ++index) task(context, index);

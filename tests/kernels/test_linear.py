@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
+from torch import Tensor
 
-from cadenza.kernels.linear import linear, linear_reference, onednn, pack
+from cadenza.kernels.linear import Weight, linear, linear_reference, onednn, pack
 from tests.kernels.conftest import (
     MOST_ROWS,
     assert_close,
@@ -20,16 +23,24 @@ TOLERANCE = {torch.float32: 5e-6, torch.bfloat16: 4e-3, torch.float16: 5e-4}
 SHAPES = ((1, 1), (3, 5), (40, 72), (960, 576), (576, 1536), (577, 1537))  # out, in
 
 
+def packings(weight: Tensor) -> Iterator[tuple[str, Weight]]:
+    """The weight as it is packed here, and as it is where our kernels were not compiled."""
+    yield "packed", pack(weight)
+    if onednn.is_supported(weight.dtype):
+        yield "oneDNN", onednn.PackedWeight(weight)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_products_equal_sums_in_double_precision(shape: tuple[int, int], dtype: torch.dtype):
     weight = randn(*shape, dtype=dtype, seed=1)
-    packed = pack(weight)
-    assert packed.out_features == shape[0]
+    packed = dict(packings(weight))
+    assert {one.out_features for one in packed.values()} == {shape[0]}
     for rows in (0, 1, 15, 17, 70):
         x = randn(rows, shape[1], dtype=dtype, seed=rows)
         expected = torch.einsum("ri,oi->ro", x.double(), weight.double())
-        for name, y in (("packed", linear(x, packed)), ("tiles", linear_reference(x, weight))):
+        products = {name: linear(x, one) for name, one in packed.items()}
+        for name, y in (products | {"tiles": linear_reference(x, weight)}).items():
             assert y.dtype == dtype
             assert y.shape == (rows, shape[0])
             if rows:
@@ -40,9 +51,9 @@ def test_products_equal_sums_in_double_precision(shape: tuple[int, int], dtype: 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_a_row_is_the_same_in_any_batch(shape: tuple[int, int], dtype: torch.dtype, threads: int):
     weight = randn(*shape, dtype=dtype, seed=1)
-    packed = pack(weight)
     x = randn(MOST_ROWS, shape[1], dtype=dtype)
-    assert_rows_are_independent(lambda rows: linear(rows, packed), x)
+    for _, packed in packings(weight):
+        assert_rows_are_independent(packed.multiply, x)
     assert_rows_are_independent(lambda rows: linear_reference(rows, weight), x)
 
 
