@@ -22,7 +22,7 @@ from cadenza.service.rpc.policy_servicer import PolicyServicer
 from cadenza.service.rpc.servicer import SERVICE, STALL_S, GenerationServicer
 from cadenza.service.rpc.unknown import UnknownMethods
 from cadenza.service.rpc.vllm import SERVICE as VLLM_SERVICE
-from cadenza.service.rpc.vllm import open_servicer
+from cadenza.service.rpc.vllm import open_handlers
 
 
 class GrpcServer:
@@ -58,9 +58,9 @@ class GrpcServer:
             handlers[POLICY_SERVICE] = PolicyServicer(admin).handlers()
             servicer = AdminServicer(generator, admin.access, self._tell_readiness)
             handlers[ADMIN_SERVICE] = servicer.handlers()
-        vllm = open_servicer(generator, self._servicer, None if admin is None else admin.access)
+        vllm = open_handlers(generator, self._servicer, None if admin is None else admin.access)
         if vllm is not None:
-            handlers[VLLM_SERVICE] = vllm.handlers()
+            handlers[VLLM_SERVICE] = vllm
         self._handlers = handlers
         self._server: grpc.aio.Server | None = None
         self._counter: ConnectionCounter | None = None
