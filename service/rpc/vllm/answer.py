@@ -157,9 +157,12 @@ def _encoded(
 ) -> bytes:
     encoded = response.SerializeToString()
     if len(encoded) > MAX_MESSAGE_BYTES:
-        input_bytes = told.input_logprobs.ByteSize()
-        is_input = input_bytes > told.output_logprobs.ByteSize()
-        _check_size(len(encoded), "prompt_logprobs" if is_input else "logprobs")
+        sizes = {
+            "logprobs": told.output_logprobs.ByteSize(),
+            "prompt_logprobs": told.input_logprobs.ByteSize(),
+        }
+        sizes["max_tokens"] = len(encoded) - sum(sizes.values())
+        _check_size(len(encoded), max(sizes, key=sizes.__getitem__))
     return encoded
 
 
@@ -167,7 +170,7 @@ def _check_size(num_bytes: int, field: str) -> None:
     if num_bytes > MAX_MESSAGE_BYTES:
         raise InvalidRequest(
             f"The answer is a message of {num_bytes} bytes or more, and at most "
-            f"{MAX_MESSAGE_BYTES} are sent: ask for fewer log-probabilities, or with `stream` for "
-            "those of the output.",
+            f"{MAX_MESSAGE_BYTES} are sent: ask for fewer log-probabilities or tokens, or with "
+            "`stream` for the log-probabilities of the output.",
             field,
         )

@@ -14,6 +14,7 @@ pytest.importorskip("smg_grpc_proto")
 
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
+from cadenza.service.errors import DeadlineExceeded
 from cadenza.service.generation import Generation
 from cadenza.service.rpc.vllm import answer
 from cadenza.service.rpc.vllm.generate import generate
@@ -202,6 +203,16 @@ async def test_an_answer_too_large_is_refused_as_soon_as_it_is_and_nothing_of_it
         assert engine.generated < 150
 
 
+async def test_of_an_answer_whose_ids_alone_are_too_large_nothing_is_told(serve_vllm, monkeypatch):
+    monkeypatch.setattr(answer, "MAX_MESSAGE_BYTES", 100)
+    async with serve_vllm() as served:
+        served.front.engine.reply = lambda submit: [1] * (1 if submit.choice == 0 else 200)
+        told = await served.ask(stream=False, n=2, max_tokens=200)
+
+        assert told.wrong == ["sampling_params.max_tokens"]
+        assert told.completes == []
+
+
 async def test_what_just_fits_is_told(serve_vllm, monkeypatch):
     async with serve_vllm() as served:
         served.front.says("x" * 100)
@@ -277,6 +288,23 @@ async def test_an_abort_leaves_what_has_ended_as_it_is_if_read_or_not(open_front
 
         assert client.ends() == {0: ("length", 9)}
         assert len(client.ids(0)) == 9
+
+
+async def test_an_abort_leaves_a_failure_as_it_is(open_front):
+    async with open_front() as front:
+        front.engine.auto = False
+        client, run = Slow(), Run()
+        request = request_of(max_tokens=9)
+        reading = asyncio.create_task(generate(front.generator, request, run, client.write, {}))
+        await front.engine.until(lambda: bool(front.engine.waiting))
+        await front.step(2)
+        front.engine.expire(*front.engine.running)
+        await front.step()
+        run.abort()
+        client.may_read.set()
+        with pytest.raises(DeadlineExceeded):
+            await reading
+        assert len(client.ids(0)) == 2
 
 
 async def test_what_was_computed_before_an_abort_is_told(open_front):
@@ -357,7 +385,8 @@ async def test_two_requests_may_have_one_name_and_are_aborted_together(serve_vll
 
 async def test_each_is_aborted_once_however_often_it_is_named(serve_vllm, monkeypatch):
     num_cancels = Counter[str]()
-    cancel = Generation.cancel
+    aborted = []
+    cancel, abort = Generation.cancel, Run.abort
 
     def counting(generation):
         num_cancels[generation.id] += 1
@@ -369,10 +398,12 @@ async def test_each_is_aborted_once_however_often_it_is_named(serve_vllm, monkey
         await served.front.engine.until(lambda: len(served.front.engine.waiting) == 3)
         with monkeypatch.context() as patched:
             patched.setattr(Generation, "cancel", counting)
+            patched.setattr(Run, "abort", lambda run: (aborted.append(run), abort(run)))
             for _ in range(2):
                 await served.stub.Abort(pb.AbortRequest(request_ids=["a"] * 4096))
             await asyncio.gather(*asking)
 
+        assert len(aborted) <= 6
         # And once as its reader leaves it
         assert [*num_cancels.values()] == [2, 2, 2]
 
