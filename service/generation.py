@@ -182,7 +182,7 @@ class Generation:
 
     async def __anext__(self) -> list[Event]:
         while not self._cancelled:
-            if batch := self._take():
+            if batch := self.take():
                 return batch
             if self._failure is not None or self._ended:
                 break
@@ -206,8 +206,11 @@ class Generation:
             for choice in self._choices:
                 choice.tap(of_choice(choice.index))
 
-    def _take(self) -> list[Event]:
-        """Everything that is new since the last item, perhaps nothing."""
+    def take(self) -> list[Event]:
+        """Everything that is new since the last item, perhaps nothing.
+
+        For whoever is about to cancel it, and else only for its own reader.
+        """
         batch, self._events = self._events, []
         for choice in self._choices:
             choice.drain(batch)

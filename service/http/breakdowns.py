@@ -149,13 +149,15 @@ def streams(generator: Generator) -> Iterator[Family]:
         )
 
 
-def open_connections(by_protocol: Mapping[str, int]) -> Iterator[Family]:
+def open_connections(by_protocol: Mapping[str, int | None]) -> Iterator[Family]:
     yield Family(
         name="connections",
         kind="gauge",
         text="Connections that clients have open, idle ones as well.",
         labels=("protocol",),
-        samples=[((protocol,), count) for protocol, count in by_protocol.items()],
+        samples=[
+            ((protocol,), count) for protocol, count in by_protocol.items() if count is not None
+        ],
     )
 
 

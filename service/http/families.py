@@ -12,7 +12,7 @@ from cadenza.service.metrics import Metrics
 
 
 def families(
-    generator: Generator, traffic: Traffic, connections: Mapping[str, int]
+    generator: Generator, traffic: Traffic, connections: Mapping[str, int | None]
 ) -> Iterator[Family]:
     """All of them, at this moment. `connections` are by protocol."""
     yield from _state(generator)

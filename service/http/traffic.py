@@ -11,7 +11,8 @@ from starlette.types import Scope
 
 from cadenza.service.metrics import REQUEST_S, Histogram
 
-NumConnections = Callable[[], Mapping[str, int]]  # that clients have open, by protocol
+# That clients have open, by protocol; None: nobody knows. It is called in a thread.
+NumConnections = Callable[[], Mapping[str, int | None]]
 
 OTHER = "other"
 _METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH")

@@ -13,16 +13,16 @@ from grpc_reflection.v1alpha import reflection
 from cadenza.service.admin import Admin
 from cadenza.service.generator import Generator
 from cadenza.service.listening import why
-from cadenza.service.rpc import channelz
 from cadenza.service.rpc.admin_servicer import SERVICE as ADMIN_SERVICE
 from cadenza.service.rpc.admin_servicer import AdminServicer
+from cadenza.service.rpc.channelz import ConnectionCounter
 from cadenza.service.rpc.connections import ANY_AGE, ConnectionAge, server_options
 from cadenza.service.rpc.policy_servicer import SERVICE as POLICY_SERVICE
 from cadenza.service.rpc.policy_servicer import PolicyServicer
 from cadenza.service.rpc.servicer import SERVICE, STALL_S, GenerationServicer
 from cadenza.service.rpc.unknown import UnknownMethods
 from cadenza.service.rpc.vllm import SERVICE as VLLM_SERVICE
-from cadenza.service.rpc.vllm import open_servicer
+from cadenza.service.rpc.vllm import open_handlers
 
 
 class GrpcServer:
@@ -58,12 +58,12 @@ class GrpcServer:
             handlers[POLICY_SERVICE] = PolicyServicer(admin).handlers()
             servicer = AdminServicer(generator, admin.access, self._tell_readiness)
             handlers[ADMIN_SERVICE] = servicer.handlers()
-        vllm = open_servicer(generator, self._servicer, None if admin is None else admin.access)
+        vllm = open_handlers(generator, self._servicer, None if admin is None else admin.access)
         if vllm is not None:
-            handlers[VLLM_SERVICE] = vllm.handlers()
+            handlers[VLLM_SERVICE] = vllm
         self._handlers = handlers
         self._server: grpc.aio.Server | None = None
-        self._number = 0  # of the server, among all that gRPC's core has had
+        self._counter: ConnectionCounter | None = None
         self._health: health.aio.HealthServicer | None = None
         self._telling = asyncio.Lock()
         self._stopping = asyncio.Lock()
@@ -74,18 +74,23 @@ class GrpcServer:
         return tuple(self._handlers)
 
     @property
-    def num_connections(self) -> int:
-        """Connections that clients have open, with calls or without; 0 unless it serves."""
-        return 0 if self._server is None else channelz.num_connections(self._number)
+    def num_connections(self) -> int | None:
+        """Connections that clients have open, with calls or without; 0 unless it serves.
+
+        None: nobody knows. From any thread, as `ConnectionCounter.count`.
+        """
+        if self._server is None or self._counter is None:
+            return 0
+        return self._counter.count()
 
     async def start(self) -> int:
         """Bind and serve; the port, which the system chooses for port 0.
 
         Raises OSError, with a reason for a person, if any address of the host cannot be bound.
         """
-        others = channelz.servers()
+        self._counter = ConnectionCounter()
         server = grpc.aio.server(options=self._options)
-        [self._number] = channelz.servers() - others
+        self._counter.server_made()
         self._health = health.aio.HealthServicer()
         server.add_generic_rpc_handlers(tuple(self._handlers.values()))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)

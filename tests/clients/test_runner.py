@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
 
 import httpx2
 import pydantic
 import pytest
 import tokenizers
 
+from tests.clients import smg
 from tests.clients.__main__ import main, report
 from tests.clients.case import ROOT, Faulty, Result, expect, judged, run
 from tests.clients.strict_models import WHOLE, validated_client
@@ -40,6 +42,13 @@ def test_a_command_that_fails_says_how():
     assert run(["sh", "-c", "echo $WORD"], WORD="well") == "well\n"
     with pytest.raises(Faulty, match=r"exit status 3\n.*oh"):
         run(["sh", "-c", "echo oh >&2; exit 3"])
+
+
+def test_a_gateway_that_ends_is_not_waited_for():
+    with subprocess.Popen(["sh", "-c", "exit 3"]) as process:
+        process.wait()
+        with pytest.raises(Faulty, match="it ended with status 3"):
+            smg._await(smg.Server("http://127.0.0.1:9", "m"), process)
 
 
 def test_an_unknown_client_is_refused(capsys):

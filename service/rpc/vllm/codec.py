@@ -7,28 +7,25 @@ from collections.abc import Sequence
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
 from cadenza.service.errors import InvalidRequest
-from cadenza.service.events import PositionLogprobs
+from cadenza.service.events import PositionLogprobs, TokenLogprob
 from cadenza.service.request import GenerationRequest
-from cadenza.service.wishes import FORMS
+from cadenza.service.rpc.vllm.fields import SERVED
+from cadenza.service.wishes import TENANT_HEADER
 
-_OF_REQUEST = (
-    "kv_transfer_params",
-    "kv_transfer_params_json",
-    "mm_inputs",
-    "extra_mm_inputs",
-    "media_refs",
-    "data_parallel_rank",
-    "dp_rank",
-    "request_ids",
-    *FORMS,  # which are metadata
-)  # and not within `sampling_params`
+# In a message: a log-probability, in a message of its own, and a token id twice; and what stands
+# before the best tokens beside it
+_POSITION_BYTES, _HEAD_BYTES = 7 + 2 * 5, 3
+
+_RANDOM = -1  # a seed that is none
+
+_PATHS = {"prompt": "input", "tenant": TENANT_HEADER}
 
 
 def to_request(message: pb.GenerateRequest) -> GenerationRequest:
     """The request as the client sent it; nothing is checked but that there is a prompt.
 
-    Where 0 is no value in vLLM, the default is meant. Repeated fields are not copied; the request
-    keeps `message` alive, which must not change afterwards.
+    Where 0 is no value in vLLM, the default is meant, and so it is for a seed of -1. Repeated
+    fields are not copied; the request keeps `message` alive, which must not change afterwards.
 
     Raises:
         InvalidRequest: there is no prompt.
@@ -53,7 +50,7 @@ def to_request(message: pb.GenerateRequest) -> GenerationRequest:
         frequency_penalty=params.frequency_penalty,
         repetition_penalty=params.repetition_penalty or None,
         logit_bias=params.logit_bias or None,
-        seed=params.seed if params.HasField("seed") else None,
+        seed=params.seed if params.HasField("seed") and params.seed != _RANDOM else None,
         n=params.n or None,
         stop=params.stop or None,
         stop_token_ids=params.stop_token_ids or None,
@@ -67,38 +64,50 @@ def to_request(message: pb.GenerateRequest) -> GenerationRequest:
 
 def field_path(field: str) -> str:
     """Where a field of ours stands in a request of vLLM's."""
-    if field == "prompt":
-        return "input"
-    return field if field in _OF_REQUEST else f"sampling_params.{field}"
+    if field in SERVED["SamplingParams"]:
+        return f"sampling_params.{field}"
+    return _PATHS.get(field, field)
 
 
 def add_output_logprobs(
     told: pb.OutputLogProbs, positions: Sequence[PositionLogprobs], *, has_top: bool
-) -> None:
-    """Add the log-probabilities of output tokens, with the best beside each if `has_top`."""
+) -> int:
+    """Add the log-probabilities of output tokens, with the best beside each if `has_top`.
+
+    Returns how many bytes a message grows by at most, with each token's id in it once more.
+    """
     told.token_ids.extend([position.sampled.token_id for position in positions])
-    told.token_logprobs.extend([_logprob(position) for position in positions])
-    if has_top:
-        told.top_logprobs.extend([_top(position) for position in positions])
+    told.token_logprobs.extend([_logprob(position.sampled) for position in positions])
+    tops = [_top(position) for position in positions] if has_top else []
+    told.top_logprobs.extend(tops)
+    return _most_bytes(positions, tops)
 
 
 def add_input_logprobs(
     told: pb.InputLogProbs, positions: Sequence[PositionLogprobs], *, has_top: bool
-) -> None:
+) -> int:
     """The same for tokens of the prompt, of which the first has none."""
-    for position in positions:
-        told.token_ids.append(position.sampled.token_id)
-        told.token_logprobs.append(pb.InputTokenLogProb(value=position.sampled.logprob))
-        if has_top:
-            told.top_logprobs.append(_top(position))
+    told.token_ids.extend([position.sampled.token_id for position in positions])
+    told.token_logprobs.extend(
+        [pb.InputTokenLogProb(value=position.sampled.logprob) for position in positions]
+    )
+    tops = [_top(position) for position in positions] if has_top else []
+    told.top_logprobs.extend(tops)
+    return _most_bytes(positions, tops)
 
 
-def _logprob(position: PositionLogprobs) -> float:
-    assert position.sampled.logprob is not None, "something comes before every token of an output"
-    return position.sampled.logprob
+def _most_bytes(positions: Sequence[PositionLogprobs], tops: Sequence[pb.TopLogProbs]) -> int:
+    return len(positions) * _POSITION_BYTES + sum([top.ByteSize() + _HEAD_BYTES for top in tops])
+
+
+def _logprob(token: TokenLogprob) -> float:
+    assert token.logprob is not None, "only a prompt's first token has no log-probability"
+    return token.logprob
 
 
 def _top(position: PositionLogprobs) -> pb.TopLogProbs:
     """The best tokens at a place, the most probable first."""
-    values = [token.logprob for token in position.top if token.logprob is not None]
-    return pb.TopLogProbs(values=values, token_ids=[token.token_id for token in position.top])
+    return pb.TopLogProbs(
+        values=[_logprob(token) for token in position.top],
+        token_ids=[token.token_id for token in position.top],
+    )

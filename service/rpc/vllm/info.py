@@ -11,6 +11,8 @@ from cadenza.service.errors import EngineUnavailable
 from cadenza.service.generator import Generator
 from cadenza.wire.messages import Ready
 
+_VERSION = version("cadenza")  # which reads files
+
 
 def health(generator: Generator) -> pb.HealthCheckResponse:
     """Whether a request sent now would be served, and if not, why."""
@@ -75,7 +77,7 @@ def loads(generator: Generator) -> pb.GetLoadsResponse:
     )
     return pb.GetLoadsResponse(
         timestamp=datetime.now(UTC).isoformat(),
-        version=version("cadenza"),
+        version=_VERSION,
         dp_rank_count=1,
         loads=[load],
     )

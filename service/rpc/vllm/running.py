@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import asyncio
+import time
+from collections.abc import Awaitable, Iterable, Iterator
 from contextlib import contextmanager
 
+from cadenza.service.errors import DeadlineExceeded
+from cadenza.service.events import Event
 from cadenza.service.generation import Generation
 
 
@@ -13,19 +17,43 @@ class Run:
 
     def __init__(self) -> None:
         self.is_aborted = False
+        self.unread: list[Event] = []  # what its reader had not taken when it was aborted
+        self._entering: asyncio.Timeout | None = None
         self._generation: Generation | None = None
 
-    def launched(self, generation: Generation) -> None:
-        """The engine has it, and is told at once if it was aborted before."""
-        self._generation = generation
-        if self.is_aborted:
-            generation.cancel()
+    async def launch(
+        self, submitting: Awaitable[Generation], deadline_s: float | None
+    ) -> Generation | None:
+        """What is submitted; None: it was aborted before, and nothing is left of it.
+
+        Raises:
+            DeadlineExceeded: `deadline_s`, on the monotonic clock, has passed before.
+        """
+        left_s = None if deadline_s is None else deadline_s - time.monotonic()
+        try:
+            async with asyncio.timeout(left_s) as self._entering:
+                self._generation = await submitting
+        except TimeoutError:
+            if self.is_aborted:
+                return None
+            raise DeadlineExceeded from None
+        finally:
+            self._entering = None
+        if self.is_aborted:  # as it was launched
+            self._generation.cancel()
+        return self._generation
 
     def abort(self) -> None:
-        """End it: its generation's reader comes to the end."""
+        """End it, unless it has ended: its generation's reader comes to the end."""
+        generation = self._generation
+        if self.is_aborted or (generation is not None and generation.is_over):
+            return
         self.is_aborted = True
-        if self._generation is not None:
-            self._generation.cancel()
+        if generation is not None:
+            self.unread = generation.take()
+            generation.cancel()
+        elif self._entering is not None:
+            self._entering.reschedule(asyncio.get_running_loop().time())
 
 
 class Running:
@@ -52,10 +80,6 @@ class Running:
 
     def abort(self, names: Iterable[str]) -> None:
         """Abort all that have one of the names; nobody may have one, as it has ended already."""
-        for name in names:
+        for name in set(names):
             for run in self._runs.get(name, ()):
                 run.abort()
-
-    def __len__(self) -> int:
-        """How many names there are."""
-        return len(self._runs)

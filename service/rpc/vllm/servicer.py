@@ -38,7 +38,7 @@ _UNSERVED_STREAMS = {
     "SubscribeKvEvents": "the KV cache does not tell its events; route without them",
 }
 
-_MAX_ABORTED = 4096  # which takes some milliseconds
+_MAX_ABORTED = 4096  # names
 
 _log = structlog.get_logger(__name__)
 

@@ -250,6 +250,28 @@ def test_connections_are_counted_by_protocol(run, serve: OpenServed):
     run(main())
 
 
+def test_connections_are_counted_off_the_loop_and_not_told_where_nobody_knows(
+    run, serve: OpenServed
+):
+    threads = []
+
+    def num_connections() -> dict[str, int | None]:
+        threads.append(threading.get_ident())
+        return {"http": 2, "grpc": None}
+
+    async def main() -> None:
+        async with serve() as served:
+            generator = served.front.generator
+            exporter = exposition.Exporter(generator, Traffic(), num_connections)
+            text = (await exporter.render()).decode()
+
+            told = re.findall(r"^cadenza:connections\{.*", text, re.MULTILINE)
+            assert told == ['cadenza:connections{model_name="tiny",protocol="http"} 2.0']
+            assert threads != [threading.get_ident()]
+
+    run(main())
+
+
 def test_nothing_that_a_client_makes_up_is_a_label(run, serve: OpenServed):
     async def main() -> None:
         async with serve() as served:

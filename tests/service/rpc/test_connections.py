@@ -8,9 +8,12 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
+from types import SimpleNamespace
 
 import grpc
 import pytest
+from grpc._cython import cygrpc
+from structlog.testing import capture_logs
 
 from cadenza.service.rpc import GrpcServer, channelz
 from cadenza.service.rpc.connections import (
@@ -75,6 +78,44 @@ async def test_more_connections_than_are_told_at_once_are_counted(serve, monkeyp
         for num in range(1, 6):
             await connections.enter_async_context(http2.connect(served.port))
             await until(lambda num=num: served.server.num_connections == num)
+
+
+@pytest.fixture
+def core(monkeypatch) -> SimpleNamespace:
+    """gRPC's core as the counter asks it."""
+    core = SimpleNamespace(
+        channelz_get_servers=cygrpc.channelz_get_servers,
+        channelz_get_server_sockets=cygrpc.channelz_get_server_sockets,
+    )
+    monkeypatch.setattr(channelz, "_core", lambda: core)
+    return core
+
+
+async def test_where_the_core_tells_nothing_connections_are_not_counted(serve, core):
+    del core.channelz_get_servers
+    with capture_logs() as logs:
+        async with serve() as served:
+            await served.channel.channel_ready()
+            assert [served.server.num_connections for _ in range(2)] == [None, None]
+
+    assert [log["event"] for log in logs] == ["grpc connections are not counted"]
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        lambda *_: b"no JSON",
+        lambda *_: b"{}",
+        lambda *_: b'{"socketRef": [{"socketId": "3"}, {"socketId": "5"}]}',
+    ],
+)
+async def test_what_the_core_tells_otherwise_or_for_ever_is_logged_once(serve, core, page):
+    core.channelz_get_server_sockets = page
+    with capture_logs() as logs:
+        async with serve() as served:
+            assert [served.server.num_connections for _ in range(2)] == [None, None]
+
+    assert [log["event"] for log in logs] == ["grpc connections are not counted"]
 
 
 async def test_a_server_that_does_not_serve_has_no_connections(generator):

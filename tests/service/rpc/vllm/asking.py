@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 from smg_grpc_proto.generated.vllm_engine_pb2_grpc import VllmEngineStub
 
@@ -37,6 +39,7 @@ class Told:
     completes: list[pb.GenerateComplete]
     code: grpc.StatusCode
     details: str
+    wrong: list[str]  # fields
 
     def ids(self, choice: int = 0) -> list[int]:
         """What chunks told of a choice."""
@@ -46,7 +49,7 @@ class Told:
 
 async def tell(call: Any) -> Told:
     """All that a call tells until it ends."""
-    told = Told([], [], grpc.StatusCode.OK, "")
+    told = Told([], [], grpc.StatusCode.OK, "", [])
     try:
         async for response in call:
             if response.HasField("chunk"):
@@ -55,7 +58,17 @@ async def tell(call: Any) -> Told:
                 told.completes.append(response.complete)
     except grpc.aio.AioRpcError as error:
         told.code, told.details = error.code(), error.details()
+        told.wrong = wrong_fields(error)
     return told
+
+
+def wrong_fields(error: grpc.aio.AioRpcError) -> list[str]:
+    """The fields that a refusal names."""
+    status = rpc_status.from_call(error)
+    told = error_details_pb2.BadRequest()
+    for detail in () if status is None else status.details:
+        detail.Unpack(told)
+    return [violation.field for violation in told.field_violations]
 
 
 def request_of(

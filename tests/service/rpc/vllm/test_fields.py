@@ -6,8 +6,6 @@ from typing import Any
 
 import grpc
 import pytest
-from google.rpc import error_details_pb2
-from grpc_status import rpc_status
 
 pytest.importorskip("smg_grpc_proto")
 
@@ -15,10 +13,12 @@ from smg_grpc_proto.generated import common_pb2
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
 from cadenza.service.errors import InvalidRequest
+from cadenza.service.limits import Limits
 from cadenza.service.request import GenerationRequest
 from cadenza.service.rpc.vllm.codec import to_request
+from cadenza.service.rpc.vllm.fields import SERVED as SERVED_NOW
 from cadenza.service.rpc.vllm.unsupported import refuse_unsupported
-from tests.service.rpc.vllm.asking import request_of
+from tests.service.rpc.vllm.asking import request_of, wrong_fields
 
 SERVED: dict[str, Any] = {
     "temperature": 0.5,
@@ -105,6 +105,10 @@ def test_what_is_not_set_is_the_default():
     )
 
 
+def test_a_seed_of_minus_one_is_none():
+    assert to_request(request_of(seed=-1)).seed is None
+
+
 def test_a_zero_that_may_be_meant_is_kept():
     made = to_request(request_of(temperature=0.0, seed=0, logprobs=0, prompt_logprobs=0))
 
@@ -116,7 +120,7 @@ def test_a_field_of_the_sampling_that_is_not_served_is_refused(field, value):
     with pytest.raises(InvalidRequest, match=f"^{field} is not supported: ") as caught:
         refuse_unsupported(request_of(**{field: value}))
 
-    assert caught.value.field == field
+    assert caught.value.field == f"sampling_params.{field}"
 
 
 @pytest.mark.parametrize(("field", "value"), REQUEST_REFUSED.items())
@@ -126,6 +130,23 @@ def test_a_field_of_the_request_that_is_not_served_is_refused(field, value):
         refuse_unsupported(request)
 
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("message", "field", "path"),
+    [
+        ("SamplingParams", "min_p", "sampling_params.min_p"),
+        ("TokenizedInput", "input_ids", "tokenized.input_ids"),
+        ("GenerateRequest", "stream", "stream"),
+    ],
+)
+def test_a_field_that_only_a_later_package_has_is_not_ignored(monkeypatch, message, field, path):
+    request = request_of(ids=[1], min_p=0.5)
+    monkeypatch.setitem(SERVED_NOW, message, SERVED_NOW[message] - {field})
+    with pytest.raises(InvalidRequest, match=f"^{field} is not supported: this version") as caught:
+        refuse_unsupported(request)
+
+    assert caught.value.field == path
 
 
 @pytest.mark.parametrize("fields", NEUTRAL)
@@ -159,7 +180,13 @@ async def test_a_client_is_told_which_field_is_wrong(serve_vllm, request_, path)
             await served.stub.Generate(request_).read()
 
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    [packed] = rpc_status.from_call(caught.value).details
-    told = error_details_pb2.BadRequest()
-    assert packed.Unpack(told)
-    assert [violation.field for violation in told.field_violations] == [path]
+    assert wrong_fields(caught.value) == [path]
+
+
+async def test_a_tenant_that_is_wrong_is_the_metadata_of_that_name(serve_vllm):
+    async with serve_vllm(limits=Limits(max_tenant_chars=3)) as served:
+        metadata = [("x-gateway-inference-fairness-id", "gold")]
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await served.stub.Generate(request_of(), metadata=metadata).read()
+
+    assert wrong_fields(caught.value) == ["x-gateway-inference-fairness-id"]

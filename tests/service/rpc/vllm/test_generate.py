@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
+from dataclasses import dataclass, field
 
 import grpc
 import pytest
@@ -12,7 +14,11 @@ pytest.importorskip("smg_grpc_proto")
 
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
+from cadenza.service.errors import DeadlineExceeded
+from cadenza.service.generation import Generation
 from cadenza.service.rpc.vllm import answer
+from cadenza.service.rpc.vllm.generate import generate
+from cadenza.service.rpc.vllm.running import Run
 from cadenza.wire.arrays import view_ids
 from tests.service.rpc.vllm.asking import GENERATE, request_of, tell
 from tests.service.waiting import until
@@ -148,11 +154,17 @@ async def test_a_prompt_alone_may_be_scored(serve_vllm, stream):
         assert list(complete.input_logprobs.token_ids) == [5, 6]
 
 
+OF_OUTPUT = {"stream": False, "logprobs": 20, "max_tokens": 100}
+OF_PROMPT = {"ids": [1] * 100, "prompt_logprobs": 20, "max_tokens": 1}
+
+
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"stream": False, "logprobs": 20, "max_tokens": 100}, "logprobs"),
-        ({"ids": [1] * 100, "prompt_logprobs": 20, "max_tokens": 1}, "prompt_logprobs"),
+        (OF_OUTPUT, "logprobs"),
+        (OF_PROMPT, "prompt_logprobs"),
+        (OF_PROMPT | {"stream": False}, "prompt_logprobs"),
+        (OF_PROMPT | {"stream": False, "logprobs": 0}, "prompt_logprobs"),
     ],
 )
 async def test_a_message_that_clients_would_not_accept_is_refused(
@@ -165,10 +177,51 @@ async def test_a_message_that_clients_would_not_accept_is_refused(
 
         assert told.code is grpc.StatusCode.INVALID_ARGUMENT
         assert "ask for fewer log-probabilities" in told.details
+        assert told.wrong == [f"sampling_params.{named}"]
         assert (told.chunks, told.completes) == ([], [])
         # The same is told in parts where it can be
         if named == "logprobs":
             assert (await served.ask(**fields | {"stream": True})).code is grpc.StatusCode.OK
+
+
+async def test_an_answer_too_large_is_refused_as_soon_as_it_is_and_nothing_of_it_is_told(
+    serve_vllm, monkeypatch
+):
+    monkeypatch.setattr(answer, "MAX_MESSAGE_BYTES", 10_000)
+    async with serve_vllm() as served:
+        engine = served.front.engine
+        engine.auto = False
+        engine.reply = lambda submit: [1] * (1 if submit.choice == 0 else 200)
+        asking = asyncio.create_task(served.ask(**OF_OUTPUT | {"n": 2, "max_tokens": 200}))
+        await engine.until(lambda: len(engine.waiting) == 2)
+        while not asking.done():
+            await served.front.step()
+        told = await asking
+
+        assert told.wrong == ["sampling_params.logprobs"]
+        assert told.completes == []
+        assert engine.generated < 150
+
+
+async def test_of_an_answer_whose_ids_alone_are_too_large_nothing_is_told(serve_vllm, monkeypatch):
+    monkeypatch.setattr(answer, "MAX_MESSAGE_BYTES", 100)
+    async with serve_vllm() as served:
+        served.front.engine.reply = lambda submit: [1] * (1 if submit.choice == 0 else 200)
+        told = await served.ask(stream=False, n=2, max_tokens=200)
+
+        assert told.wrong == ["sampling_params.max_tokens"]
+        assert told.completes == []
+
+
+async def test_what_just_fits_is_told(serve_vllm, monkeypatch):
+    async with serve_vllm() as served:
+        served.front.says("x" * 100)
+        fields = OF_OUTPUT | OF_PROMPT | {"max_tokens": 100, "stream": False}
+        [complete] = (await served.ask(**fields)).completes
+        size = len(pb.GenerateResponse(complete=complete).SerializeToString())
+        for most, code in ((size, "OK"), (size - 1, "INVALID_ARGUMENT")):
+            monkeypatch.setattr(answer, "MAX_MESSAGE_BYTES", most)
+            assert (await served.ask(**fields)).code.name == code
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -201,15 +254,115 @@ async def test_what_ended_before_an_abort_keeps_its_end(serve_vllm):
         assert [each.finish_reason for each in told.completes] == ["stop", "abort"]
 
 
-async def test_an_abort_reaches_a_request_that_is_not_with_the_engine_yet(serve_vllm):
+@dataclass
+class Slow:
+    """A client that reads nothing until it is let."""
+
+    may_read: asyncio.Event = field(default_factory=asyncio.Event)
+    told: list[pb.GenerateResponse] = field(default_factory=list)
+
+    async def write(self, message: bytes) -> None:
+        await self.may_read.wait()
+        self.told.append(pb.GenerateResponse.FromString(message))
+
+    def ids(self, choice: int) -> list[int]:
+        chunks = [each.chunk for each in self.told if each.chunk.index == choice]
+        return [token for chunk in chunks for token in chunk.token_ids]
+
+    def ends(self) -> dict[int, tuple[str, int]]:
+        """Reasons and lengths by choice."""
+        completes = [each.complete for each in self.told if each.HasField("complete")]
+        return {each.index: (each.finish_reason, len(each.output_ids)) for each in completes}
+
+
+async def test_an_abort_leaves_what_has_ended_as_it_is_if_read_or_not(open_front):
+    async with open_front() as front:
+        client, run = Slow(), Run()
+        request = request_of(max_tokens=9)
+        reading = asyncio.create_task(generate(front.generator, request, run, client.write, {}))
+        await until(lambda: front.engine.generated == 9)
+        await front.told()
+        run.abort()
+        client.may_read.set()
+        await reading
+
+        assert client.ends() == {0: ("length", 9)}
+        assert len(client.ids(0)) == 9
+
+
+async def test_an_abort_leaves_a_failure_as_it_is(open_front):
+    async with open_front() as front:
+        front.engine.auto = False
+        client, run = Slow(), Run()
+        request = request_of(max_tokens=9)
+        reading = asyncio.create_task(generate(front.generator, request, run, client.write, {}))
+        await front.engine.until(lambda: bool(front.engine.waiting))
+        await front.step(2)
+        front.engine.expire(*front.engine.running)
+        await front.step()
+        run.abort()
+        client.may_read.set()
+        with pytest.raises(DeadlineExceeded):
+            await reading
+        assert len(client.ids(0)) == 2
+
+
+async def test_what_was_computed_before_an_abort_is_told(open_front):
+    async with open_front() as front:
+        front.engine.auto = False
+        front.engine.reply = lambda submit: [1] * (3 if submit.choice == 0 else 99)
+        client, run = Slow(), Run()
+        request = request_of(n=2, max_tokens=99)
+        reading = asyncio.create_task(generate(front.generator, request, run, client.write, {}))
+        await front.engine.until(lambda: len(front.engine.waiting) == 2)
+        await front.step(6)
+        run.abort()
+        client.may_read.set()
+        await reading
+
+        assert client.ends() == {0: ("stop", 4), 1: ("abort", 6)}
+        assert (len(client.ids(0)), len(client.ids(1))) == (4, 6)
+
+
+@pytest.mark.parametrize(("n", "most"), [(2, 2), (2**32 - 1, 16)])
+async def test_what_is_aborted_while_the_model_loads_ends_at_once(serve_vllm, n, most):
     async with serve_vllm(ready=False) as served:
-        asking = asyncio.create_task(served.ask())
+        asking = asyncio.create_task(served.ask(n=n))
         await until(lambda: served.front.generator.num_in_flight == 1)
         await served.stub.Abort(pb.AbortRequest(request_ids=["a"]))
-        served.front.engine.become_ready()
         told = await asking
+        served.front.engine.become_ready()
+        await served.front.client.ready()
+        await served.ask(request_id="b", max_tokens=1)
 
-        assert [complete.finish_reason for complete in told.completes] == ["abort"]
+        assert [each.finish_reason for each in told.completes] == ["abort"] * most
+        assert len(served.front.engine.submits()) == 1
+
+
+async def test_what_is_aborted_while_its_prompt_is_encoded_ends_at_once(serve_vllm, monkeypatch):
+    async with serve_vllm() as served:
+        encoding = asyncio.Event()
+
+        async def encode(*_):
+            encoding.set()
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(served.front.generator._encoder, "prompt", encode)
+        asking = asyncio.create_task(served.ask())
+        await encoding.wait()
+        await served.stub.Abort(pb.AbortRequest(request_ids=["a"]))
+
+        assert [each.finish_reason for each in (await asking).completes] == ["abort"]
+        assert served.front.engine.submits() == []
+
+
+async def test_a_deadline_passes_while_the_model_loads(serve_vllm):
+    async with serve_vllm(ready=False) as served:
+        call = served.stub.Generate(request_of(), metadata=[("x-request-timeout-ms", "20")])
+        told = await tell(call)
+
+        assert told.code is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert served.front.generator.num_in_flight == 0
 
 
 async def test_two_requests_may_have_one_name_and_are_aborted_together(serve_vllm):
@@ -228,6 +381,31 @@ async def test_two_requests_may_have_one_name_and_are_aborted_together(serve_vll
         assert [told.completes[0].finish_reason for told in ended] == ["abort"] * 2
         for told in (await other, await unnamed):
             assert told.completes[0].finish_reason == "length"
+
+
+async def test_each_is_aborted_once_however_often_it_is_named(serve_vllm, monkeypatch):
+    num_cancels = Counter[str]()
+    aborted = []
+    cancel, abort = Generation.cancel, Run.abort
+
+    def counting(generation):
+        num_cancels[generation.id] += 1
+        cancel(generation)
+
+    async with serve_vllm() as served:
+        served.front.engine.auto = False
+        asking = [asyncio.create_task(served.ask()) for _ in range(3)]
+        await served.front.engine.until(lambda: len(served.front.engine.waiting) == 3)
+        with monkeypatch.context() as patched:
+            patched.setattr(Generation, "cancel", counting)
+            patched.setattr(Run, "abort", lambda run: (aborted.append(run), abort(run)))
+            for _ in range(2):
+                await served.stub.Abort(pb.AbortRequest(request_ids=["a"] * 4096))
+            await asyncio.gather(*asking)
+
+        assert len(aborted) <= 6
+        # And once as its reader leaves it
+        assert [*num_cancels.values()] == [2, 2, 2]
 
 
 async def test_no_more_are_aborted_at_once_than_take_no_time(serve_vllm):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from importlib import metadata
 
 import grpc
 import pytest
@@ -20,7 +21,8 @@ from smg_grpc_proto.generated import common_pb2
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
 from cadenza.service.admin import Admin, AdminAccess
-from cadenza.service.rpc import GrpcServer, vllm
+from cadenza.service.rpc import vllm
+from cadenza.service.rpc.vllm import fields
 from cadenza.wire.messages import ResetPrefixCache
 from tests.service.rpc.vllm.asking import request_of
 from tests.service.waiting import until
@@ -228,14 +230,43 @@ async def test_without_the_package_it_is_not_there(serve_vllm, monkeypatch):
         assert error.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
+def why_unserved() -> str:
+    """The reason that is logged."""
+    with capture_logs() as logs:
+        assert vllm.open_handlers(None, None, None) is None
+    [log] = logs
+    assert (log["event"], log["log_level"]) == ("vllm grpc is not served", "warning")
+    return str(log["reason"])
+
+
 def test_a_package_that_cannot_be_used_is_logged_and_keeps_nothing_from_starting(monkeypatch):
     monkeypatch.delattr(vllm, "servicer", raising=False)
     monkeypatch.setitem(sys.modules, "cadenza.service.rpc.vllm.servicer", None)
-    with capture_logs() as logs:
-        assert vllm.open_servicer(None, None, None) is None
 
-    [log] = logs
-    assert (log["event"], log["log_level"]) == ("vllm grpc is not served", "warning")
+    assert "cadenza.service.rpc.vllm.servicer" in why_unserved()
+
+
+def test_a_package_that_has_not_all_that_is_used_is_of_no_use(monkeypatch):
+    monkeypatch.setitem(fields.SERVED, "SamplingParams", frozenset({"seed", "mood", "age"}))
+    monkeypatch.setitem(fields._USED, "Weather", {"rain"})
+    monkeypatch.setattr(fields, "_METHODS", {"Abort", "Dance"})
+
+    told = "it has no Dance, SamplingParams.age, SamplingParams.mood, Weather; another version may"
+    assert why_unserved() == told
+
+
+def test_what_fails_as_the_service_is_made_keeps_nothing_from_starting(monkeypatch):
+    monkeypatch.setattr(vllm.servicer.VllmServicer, "handlers", lambda _: {}["Generate"])
+
+    assert "Generate" in why_unserved()
+
+
+async def test_the_version_is_not_looked_up_again_and_again(serve_vllm, monkeypatch):
+    async with serve_vllm() as served:
+        monkeypatch.setattr(metadata.Distribution, "from_name", lambda name: {}[name])
+        told = await served.stub.GetLoads(pb.GetLoadsRequest())
+
+        assert told.version == vllm.info._VERSION
 
 
 def test_without_the_package_nothing_of_it_is_imported():
@@ -248,4 +279,3 @@ def test_without_the_package_nothing_of_it_is_imported():
     )
 
     assert done.stdout == "[]\n"
-    assert GrpcServer is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import threading
 import zipfile
 from hashlib import sha256
 
@@ -20,6 +21,7 @@ from cadenza.service.rpc.vllm import tokenizer_bundle
 from cadenza.service.rpc.vllm.tokenizer_bundle import zipped
 from cadenza.service.tokenizer import Tokenizer, load_tokenizer
 from tests.service.byte_tokenizer import TEMPLATE, make_tokenizer
+from tests.service.waiting import until
 
 TEXT = "hello wall, <|im_end|> \u6f22\u5b57 \U0001f600"
 
@@ -52,11 +54,44 @@ async def test_it_is_told_in_chunks_and_the_last_has_the_digest(serve_vllm, monk
         assert digests == [""] * (len(first) - 1) + [sha256(whole).hexdigest()]
 
 
+async def test_it_is_made_once_whoever_leaves(serve_vllm, monkeypatch):
+    made = []
+    may_end = threading.Event()
+
+    def slow(tokenizer):
+        made.append(tokenizer)
+        assert may_end.wait(10)
+        return zipped(tokenizer)
+
+    monkeypatch.setattr(tokenizer_bundle, "zipped", slow)
+    async with serve_vllm() as served:
+        try:
+            for _ in range(3):
+                call = served.stub.GetTokenizer(common_pb2.GetTokenizerRequest())
+                reading = asyncio.ensure_future(call.read())
+                await until(lambda: bool(made))
+                call.cancel()
+                await asyncio.wait([reading])
+        finally:
+            may_end.set()
+
+        assert await told(served.stub) == await told(served.stub)
+        assert len(made) == 1
+
+
 def test_the_same_tokenizer_makes_the_same_bytes():
     assert zipped(make_tokenizer()) == zipped(make_tokenizer())
 
 
-@pytest.mark.parametrize("tokenizer", [make_tokenizer(), opening(None)])
+def hostile() -> Tokenizer:
+    """One with tokens that look like the JSON that is told, and a prefix with a quote."""
+    backend = make_tokenizer().backend
+    backend.add_tokens(['"post_processor":null', '{"post_processor":null}'])
+    backend.add_special_tokens(['<"\\é>'])
+    return Tokenizer(backend, None, [backend.token_to_id('<"\\é>')])
+
+
+@pytest.mark.parametrize("tokenizer", [make_tokenizer(), opening(None), hostile()])
 def test_what_reads_it_encodes_a_text_as_we_do(tokenizer):
     read = tokenizers.Tokenizer.from_str(unzipped(zipped(tokenizer))["tokenizer.json"])
 
