@@ -9,9 +9,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -19,6 +19,7 @@ from setuptools.command.build_ext import build_ext
 
 FOLDER = Path("kernels/native")
 KEPT = 8  # libraries in the cache
+COMMANDS = ("compiler_so", "linker_so", "linker_so_cxx", "compiler_so_cxx")  # of a compiler
 
 KERNELS = Extension(
     "cadenza.kernels.native._kernels",
@@ -37,7 +38,7 @@ KERNELS = Extension(
         "-Wno-uninitialized",
         "-Wno-maybe-uninitialized",  # of gcc's own headers
     ],
-    extra_link_args=["-pthread"],
+    extra_link_args=["-pthread", *(["-Wl,-z,defs"] if sys.platform == "linux" else [])],
     # without a compiler the install succeeds, and the products are oneDNN's
     optional=True,
 )
@@ -48,15 +49,19 @@ class CachedBuild(build_ext):
 
     def build_extension(self, ext: Extension) -> None:
         built = Path(self.get_ext_fullpath(ext.name))
-        cached = self._cache() / f"{self._key(ext)}{built.suffix}"
-        if cached.exists():
-            built.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(cached, built)
-            return
-        self.force = True  # what lies in build/ may be of other flags
+        built.parent.mkdir(parents=True, exist_ok=True)
+        # what lies there, or in build/, may be of other sources or flags, and this may fail
+        built.unlink(missing_ok=True)
+        self.force = True
+        cached = self._cache()
+        if cached is not None:
+            cached /= f"{self._key(ext)}{built.suffix}"
+            if copied(cached, built):
+                return
         super().build_extension(ext)
-        with contextlib.suppress(OSError):
-            self._keep(built, cached)
+        if cached is not None:
+            with contextlib.suppress(OSError):
+                self._keep(built, cached)
 
     def get_outputs(self) -> list[str]:
         return [path for path in super().get_outputs() if Path(path).exists()]
@@ -66,15 +71,19 @@ class CachedBuild(build_ext):
         mapping = super().get_output_mapping()
         return {built: source for built, source in mapping.items() if Path(built).exists()}
 
-    def _cache(self) -> Path:
-        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    def _cache(self) -> Path | None:
+        """The user's; None: it is nobody whose."""
+        try:
+            home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        except RuntimeError:
+            return None
         return Path(home) / "cadenza" / "kernels"
 
     def _key(self, ext: Extension) -> str:
-        compiler = list(self.compiler.compiler_so)
-        digest = hashlib.sha256(
-            repr((compiler, ext.extra_compile_args, built_by(compiler))).encode()
-        )
+        commands = [getattr(self.compiler, name, None) for name in COMMANDS]
+        flags = ext.extra_compile_args, ext.extra_link_args
+        compiler = list(commands[-1] or commands[0])
+        digest = hashlib.sha256(repr((commands, flags, built_by(compiler))).encode())
         for path in (*ext.sources, *ext.depends):
             digest.update(f"\0{path}\0".encode() + Path(path).read_bytes())
         return digest.hexdigest()[:32]
@@ -90,12 +99,21 @@ class CachedBuild(build_ext):
             old.unlink()
 
 
+def copied(cached: Path, built: Path) -> bool:
+    """Whether a library that the user has compiled before could be taken."""
+    try:
+        if cached.stat().st_uid != os.geteuid():
+            return False  # it runs in whatever serves
+        shutil.copyfile(cached, built)
+    except OSError:
+        return False
+    return True
+
+
 def built_by(compiler: list[str]) -> str:
     """Tell which compiler this is, and for which machine; empty when it cannot be run."""
     try:
-        done = subprocess.run(
-            [*shlex.split(compiler[0]), "--version"], capture_output=True, text=True, timeout=30
-        )
+        done = subprocess.run([*compiler, "--version"], capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return f"{done.stdout}\n{os.uname().machine}"

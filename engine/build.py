@@ -45,8 +45,8 @@ def build_engine(
     runner, facts = build_runner(config, partial(settings_of, submits), progress)
     if facts.device == "cpu" and not facts.products.startswith("native"):
         _log.warning(
-            "no C++ kernels, because the package was installed without a C++ compiler;"
-            " matrix products are slower",
+            "no C++ kernels: they were not compiled when the package was installed, as without a"
+            " C++ compiler, or cannot be loaded; matrix products are slower",
             products=facts.products,
         )
     limits = _limits(config, facts)

@@ -3,7 +3,8 @@
 Each output is one fp32 sum over the inputs in ascending order, whatever the number of rows and
 threads, so that a row is bitwise the same in any batch. Levels of instruction sets differ from
 each other: fused multiply-adds do not round the product, AMX adds the even and the odd inputs of
-32 apart. fp32 sums of bf16 products are rounded to bf16 once, at the end.
+32 apart, and with both AMX and AVX-512 BF16 the machine takes bf16 denormals for zeros. fp32 sums
+of bf16 products are rounded to bf16 once, at the end.
 """
 
 from __future__ import annotations
@@ -46,9 +47,11 @@ class PackedWeight:
         """
         found = library()
         if found is None:
-            raise RuntimeError("the C++ kernels were not compiled when the package was installed")
+            raise RuntimeError("the C++ kernels were not compiled, or cannot be loaded")
         if weight.ndim != 2 or weight.device.type != "cpu" or weight.dtype not in _DTYPES:
             raise ValueError(f"{_described(weight)} is not a fp32 or bf16 matrix on the CPU")
+        if not weight.shape[1]:
+            raise ValueError(f"{_described(weight)} has no inputs")
         if level is not None and level not in found.levels:
             raise ValueError(f"level is {level!r}, not one of {', '.join(found.levels)}")
         self._library = found

@@ -12,6 +12,10 @@
 #include <mutex>
 #include <thread>
 
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
+
 namespace cadenza {
 namespace {
 
@@ -20,6 +24,16 @@ namespace {
 constexpr auto kSpin = std::chrono::microseconds(20);
 constexpr int kPauses = 2000;  // some 50 us, before a core is offered to others
 constexpr int32_t kMostThreads = 256;
+
+// How a thread rounds and whether it flushes denormals: the same for all who work at a product.
+#if defined(__x86_64__)
+constexpr uint32_t kFlags = 0x3f;  // what has happened in a thread, which is its own
+uint32_t rounding() { return _mm_getcsr() & ~kFlags; }
+void set_rounding(uint32_t control) { _mm_setcsr(control); }
+#else
+uint32_t rounding() { return 0; }
+void set_rounding(uint32_t) {}
+#endif
 
 void pause() {
 #if defined(__x86_64__)
@@ -40,6 +54,7 @@ class Pool {
     context_ = context;
     count_ = count;
     wanted_ = threads - 1;
+    rounding_ = rounding();
     next_.store(0, std::memory_order_relaxed);
     open_.store(true);
     round_.fetch_add(1);
@@ -83,7 +98,10 @@ class Pool {
     for (;;) {
       seen = await(seen);
       inside_.fetch_add(1);
-      if (open_.load() && number < wanted_) work();
+      if (open_.load() && number < wanted_) {
+        set_rounding(rounding_);
+        work();
+      }
       inside_.fetch_sub(1);
     }
   }
@@ -118,6 +136,7 @@ class Pool {
   void* context_ = nullptr;
   int64_t count_ = 0;
   int32_t wanted_ = 0;
+  uint32_t rounding_ = 0;
   alignas(64) std::atomic<int64_t> next_{0};
   alignas(64) std::atomic<uint64_t> round_{0};
   std::atomic<bool> open_{false};

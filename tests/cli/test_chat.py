@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import io
 import json
 import socket
@@ -47,9 +48,10 @@ class Service:
                 self.send_response(service.status)
                 self.send_header("transfer-encoding", "chunked")
                 self.end_headers()
-                for part in service.parts:
-                    self.wfile.write(b"%x\r\n%b\r\n" % (len(part), part))
-                self.wfile.write(b"0\r\n\r\n")
+                with contextlib.suppress(ConnectionError):  # some clients have heard enough
+                    for part in service.parts:
+                        self.wfile.write(b"%x\r\n%b\r\n" % (len(part), part))
+                    self.wfile.write(b"0\r\n\r\n")
 
             def log_message(self, *_: object) -> None: ...
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -35,6 +36,29 @@ def product(x: Tensor, weight: PackedWeight, threads: int) -> Tensor:
         return weight.multiply(x)
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="there is no compiler")
+def test_where_there_is_a_compiler_there_are_kernels():
+    assert native.levels()
+
+
+@needs_library
+@pytest.mark.parametrize("level", LEVELS)
+def test_all_threads_compute_as_their_caller_is_set(level: str):
+    """Who flushes denormals has them flushed in every row."""
+    packed = PackedWeight(torch.full((512, 64), 1e-20), level)
+    x = torch.full((96, 64), 1e-20)
+    kept = product(x, packed, 3)  # on threads that are older than the setting
+    assert torch.set_flush_denormal(True)
+    try:
+        for _ in range(20):
+            flushed = product(x, packed, 3)
+            assert len(flushed.unique()) == 1
+    finally:
+        torch.set_flush_denormal(False)
+    assert len(kept.unique()) == 1
+    assert len(product(x, packed, 3).unique()) == 1
 
 
 @needs_library
