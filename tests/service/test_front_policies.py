@@ -296,7 +296,7 @@ def test_faults_and_quarantines_of_both_processes_are_in_one_family(run, open_fr
             front.engine.told_counters = {"policy_faults": 3}
             for _ in range(STRIKES):
                 await text_of(front, "hello")
-            text = (await Exporter(front.generator, Traffic()).render()).decode()
+            text = (await Exporter(front.generator, Traffic(), dict).render()).decode()
 
             labels = 'model_name="tiny",policy="hostile"'
             name = "cadenza:policy_faults_by_hook_total"
