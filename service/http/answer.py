@@ -47,9 +47,10 @@ class Answer:
         if len(self._choices) > 1:
             return
         [choice] = self._choices.values()
+        connection = stream.connection
 
         def tap(token_id: int, text: str) -> bool:
-            if not stream.takes_more:
+            if not (stream.started and connection.takes_more()):
                 return False
             if choice.begun and self._tells_text:
                 self._num_tokens += 1
@@ -57,7 +58,7 @@ class Answer:
             else:
                 said = self._said(0, Delta(choice=0, text=text, token_ids=(token_id,)))
             if said:
-                stream.send_now(said)
+                connection.write_more(said)
             return True
 
         self._generations[0].tap(lambda _: tap)

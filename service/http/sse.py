@@ -53,21 +53,12 @@ class EventStream:
 
     def __init__(self, send: Send, connection: Connection) -> None:
         self._send = send
-        self._connection = connection
+        self.connection = connection  # past which small events may go while nobody is in `send`
         self.started = False
 
     async def send(self, events: bytes) -> None:
         """Send encoded events in one write."""
         await self._write(events)
-
-    @property
-    def takes_more(self) -> bool:
-        """Whether `send_now` may be called."""
-        return self.started and self._connection.takes_more()
-
-    def send_now(self, events: bytes) -> None:
-        """Send encoded events, not none, while nobody waits in `send`."""
-        self._connection.write_more(events)
 
     async def close(self) -> None:
         """The end, after events that say so themselves."""
