@@ -54,7 +54,7 @@ async def generate(
 class _Outlet:
     """What waits while a write is under way. Implements `relay.Outlet`.
 
-    Tokens come here by themselves, which takes a third of waking whoever reads the generation.
+    Tokens come here by themselves, which costs less than waking whoever reads the generation.
     """
 
     def __init__(self) -> None:

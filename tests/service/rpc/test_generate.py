@@ -279,19 +279,24 @@ class Client:
         return "".join(event.tokens.text for event in self.events)
 
 
+async def begun(front, request, client: Client) -> asyncio.Task[None]:
+    """A call whose request waits for the engine's steps."""
+    front.engine.auto = False
+    call = asyncio.create_task(
+        generate.generate(front.generator, request, client.write, time_left_s=None)
+    )
+    await front.engine.until(lambda: bool(front.engine.waiting))
+    return call
+
+
 async def test_who_does_not_read_has_little_kept_and_gets_all_in_order(
     open_front, request_of, monkeypatch
 ):
     monkeypatch.setattr(generate, "LIMIT_BYTES", 100)
     async with open_front() as front:
-        front.engine.auto = False
         front.says("a long answer, token after token")
         client = Client()
-        request = request_of("x", max_tokens=200)
-        call = asyncio.create_task(
-            generate.generate(front.generator, request, client.write, time_left_s=None)
-        )
-        await front.engine.until(lambda: bool(front.engine.waiting))
+        call = await begun(front, request_of("x", max_tokens=200), client)
         await front.step(20)
         client.reads.set()
         front.engine.resume()
@@ -305,14 +310,9 @@ async def test_who_does_not_read_has_little_kept_and_gets_all_in_order(
 
 async def test_what_came_before_a_failure_is_written_before_it_is_raised(open_front, request_of):
     async with open_front() as front:
-        front.engine.auto = False
         front.says("lost at last")
         client = Client()
-        request = request_of("x", max_tokens=200)
-        call = asyncio.create_task(
-            generate.generate(front.generator, request, client.write, time_left_s=None)
-        )
-        await front.engine.until(lambda: bool(front.engine.waiting))
+        call = await begun(front, request_of("x", max_tokens=200), client)
         await front.step(4)
         front.engine.die()
         await front.client.lost()
