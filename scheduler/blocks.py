@@ -7,16 +7,15 @@ of rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from cadenza.scheduler.eviction_queue import EvictionQueue
-from cadenza.scheduler.prefix_index import Keys, Prefix, PrefixIndex, Tokens
+from cadenza.scheduler.prefix_index import Blocks, Keys, Prefix, PrefixIndex, Tokens
 
-Blocks = npt.NDArray[np.int32]
 Rank = Callable[[Blocks], npt.NDArray[np.float64]]
 
 # Cached blocks that an eviction takes at least: so many, or this share of them if that is less
@@ -83,7 +82,7 @@ class BlockPool:
             ahead = min(EVICTED_AHEAD, self._cached.num // SHARE_AHEAD)
             self._evict(max(num - self._num_free, ahead))
         self._num_free -= num
-        taken = self._free[self._num_free : self._num_free + num][::-1].copy()
+        taken = self._free[self._num_free : self._num_free + num][::-1].astype(np.intp)
         self._references[taken] = 1
         if self._any_distrusted:
             self._distrusted[taken] = False
@@ -118,7 +117,7 @@ class BlockPool:
         Each from its end: a row's tail thus ages before its head. Evicting a head would make the
         tail unreachable.
         """
-        blocks = tables[0][::-1] if len(tables) == 1 else _concatenate_reversed(tables)
+        blocks = np.concatenate([table[::-1] for table in tables], dtype=np.intp)
         if (self._references[blocks] == 1).all():  # then each is given once, too
             self._references[blocks] = 0
             unheld = blocks
@@ -139,7 +138,7 @@ class BlockPool:
     def publish(self, prefix: Prefix, keys: Keys, tokens: Tokens, blocks: list[int]) -> Prefix:
         """Make held blocks findable, as `PrefixIndex.publish` does; frees what was in the way."""
         end, displaced = self.index.publish(prefix, keys, tokens, blocks)
-        self._free_unfindable(np.array(displaced, dtype=np.int32))
+        self._free_unfindable(np.array(displaced, dtype=np.intp))
         return end
 
     def distrust(self, blocks: Blocks) -> None:
@@ -166,7 +165,7 @@ class BlockPool:
     def reset_cache(self) -> None:
         """Make every block unfindable; unheld ones are free then. Held ones stay held."""
         self._evict(self._cached.num)
-        self.distrust(np.flatnonzero(self._references).astype(np.int32))
+        self.distrust(np.flatnonzero(self._references))
 
     def _evict(self, num: int) -> None:
         if self._rank is None or num == self._cached.num:
@@ -203,7 +202,7 @@ class BlockPool:
         Raises:
             AssertionError: the pool and the tables disagree.
         """
-        nothing = np.empty(0, dtype=np.int32)
+        nothing = np.empty(0, dtype=np.intp)
         held = np.bincount(np.concatenate((nothing, *tables)), minlength=self.num_blocks)
         assert np.array_equal(held, self._references), "reference counts differ from the tables"
         assert not self._num_reserved, "blocks are reserved and not allocated"
@@ -216,10 +215,6 @@ class BlockPool:
         assert self.index.names[cached].all(), "a cached block has no key"
         assert not self.index.names[free].any(), "a free block has a key"
         self.index.check()
-
-
-def _concatenate_reversed(tables: Sequence[Blocks]) -> Blocks:
-    return np.concatenate([table[::-1] for table in tables])
 
 
 def _last_of_each(blocks: Blocks) -> Blocks:

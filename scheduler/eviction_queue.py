@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from cadenza.scheduler.columns import where
 
-Blocks = npt.NDArray[np.int32]
+Blocks = npt.NDArray[np.signedinteger[Any]]
 Stamps = npt.NDArray[np.int64]
 
 _ABSENT = 0
@@ -58,7 +59,7 @@ class EvictionQueue:
         """The `num` oldest blocks, which leave the queue; it must have as many."""
         assert num <= self.num
         if not num:
-            return np.empty(0, dtype=np.int32)
+            return np.empty(0, dtype=np.intp)
         popped: list[Blocks] = []
         while num:
             blocks, stamps = self._runs.popleft()
@@ -78,7 +79,7 @@ class EvictionQueue:
     def blocks(self) -> Blocks:
         """All blocks in the queue, oldest first."""
         found = np.flatnonzero(self._stamps)
-        return found[np.argsort(self._stamps[found])].astype(np.int32)
+        return found[np.argsort(self._stamps[found])]
 
     def _compact(self) -> None:
         blocks = self.blocks()

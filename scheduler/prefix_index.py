@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,8 @@ import numpy.typing as npt
 from cadenza.scheduler.columns import BoolColumn, where
 from cadenza.scheduler.prefix import BlockKey
 
-Blocks = npt.NDArray[np.int32]
+# int32 in tables, intp where they are indices time and again: NumPy converts any others each time
+Blocks = npt.NDArray[np.signedinteger[Any]]
 Names = npt.NDArray[np.int64]
 Tokens = npt.NDArray[np.int32]
 Runs = npt.NDArray[np.intp]
@@ -86,6 +87,7 @@ class PrefixIndex:
         self._has_branches: BoolColumn = links["has_branches"]
         self._branches_of: dict[int, set[int]] = {}  # by name; not of roots, which nobody removes
         self._tokens: Tokens = np.zeros((num_blocks, block_size), dtype=np.int32)
+        self._whole_blocks = _whole(self._tokens)
         self._branches: dict[tuple[int, BlockKey], int] = {}  # by (name of what it continues, key)
         self._places: dict[int, tuple[int, BlockKey]] = {}  # of each block among the branches
         self._roots: OrderedDict[str, Prefix] = OrderedDict()  # by salt; their names are below 0
@@ -132,7 +134,7 @@ class PrefixIndex:
                 break
             found.append(branch)
             prefix = self.end(prefix, found)
-        return np.array(found, dtype=np.int32)
+        return np.array(found, dtype=np.intp)
 
     def _heirs(self, prefix: Prefix, most: int) -> list[int]:
         """The heir of the block that ends a prefix, the heir of that, and so on."""
@@ -177,10 +179,10 @@ class PrefixIndex:
         other = self._branches.get((prefix.name, key))
         if other is not None and other not in displaced:
             displaced.append(other)
-        displaced += self.remove(np.array(displaced, dtype=np.int32)).tolist()
+        displaced += self.remove(np.array(displaced, dtype=np.intp)).tolist()
         self._link(prefix.block, (prefix.name, key), blocks[0])
         names, heads = np.array([prefix.name]), np.array([0])
-        held = np.array(blocks, dtype=np.int32)
+        held = np.array(blocks, dtype=np.intp)
         self._add(names, heads, tokens, held)
         self._announce([key])
         return self.end(prefix, held), displaced
@@ -262,7 +264,7 @@ class PrefixIndex:
 
     def _unpublish(self, blocks: Blocks) -> Blocks:
         """Returns what continued these blocks and is published still."""
-        names, heirs = self.names[blocks], self._heir[blocks]
+        names, heirs = self.names[blocks], self._heir[blocks].astype(np.intp)
         self.names[blocks] = _UNPUBLISHED
         still = where((self.names[heirs] != _UNPUBLISHED) & (heirs >= 0))  # mostly few
         behind: Blocks = heirs[still]
@@ -279,7 +281,7 @@ class PrefixIndex:
                 del self._branches_of[place[0]]
         self._is_branch[blocks] = False
         if branches:
-            behind = np.unique(np.concatenate((behind, np.array(branches, dtype=np.int32))))
+            behind = np.unique(np.concatenate((behind, np.array(branches, dtype=np.intp))))
             behind = behind[self.names[behind] != _UNPUBLISHED]
         return behind
 
@@ -304,7 +306,8 @@ class PrefixIndex:
         heir[:-1] = blocks[1:]
         heir[starts - 1] = _NO_BLOCK  # of the last of each run; that of the last run stands last
         self.names[blocks], self._after[blocks], self._heir[blocks] = new_names, after, heir
-        self._tokens[blocks], self._has_branches[blocks] = tokens, False
+        self._whole_blocks[blocks] = _whole(tokens)
+        self._has_branches[blocks] = False
 
     def _announce(self, keys: Sequence[BlockKey]) -> None:
         if self.watcher is not None and keys:
@@ -333,3 +336,8 @@ class PrefixIndex:
             if name > 0:
                 by_name[name].add(block)
         assert by_name == self._branches_of
+
+
+def _whole(tokens: Tokens) -> npt.NDArray[np.void]:
+    """[blocks], the tokens of each as one element, which NumPy writes in half the time; a view."""
+    return tokens.view(f"V{tokens.itemsize * tokens.shape[1]}")[:, 0]

@@ -41,12 +41,13 @@ class Publisher:
         first = table.published_blocks[rows]
         counts = upto - first
         ends = counts.cumsum()
-        seats, starts = table.seat[rows].repeat(counts), ends - counts
-        depths = np.arange(len(seats)) + (first - starts).repeat(counts)
-        blocks = table.block_table[seats, depths]
+        starts = ends - counts
+        heads = table.seat[rows] * table.block_table.shape[1] + first  # as if of one long table
+        places = np.arange(ends[-1]) + (heads - starts).repeat(counts)
+        blocks = table.block_table.reshape(-1).take(places, mode="clip").astype(np.intp)
         if pool.num_trusted(blocks) < len(blocks):
             return np.zeros(len(rows), dtype=bool)
-        tokens = table.history_blocks[seats, depths]
+        tokens = table.history_blocks.reshape(-1, table.block_size).take(places, 0, mode="clip")
         parents, names = table.prefix_block[rows], table.prefix_name[rows]
 
         def key_of(run: int) -> BlockKey:

@@ -37,7 +37,7 @@ class Entry(NamedTuple):
     from_host: bool = False
 
 
-COLD = Entry(np.empty(0, dtype=np.int32), (), 0)  # it computes all of them
+COLD = Entry(np.empty(0, dtype=np.intp), (), 0)  # it computes all of them
 
 
 def candidates_of(table: RequestTable, rows: Rows, num_likely: int) -> Iterator[Candidate]:

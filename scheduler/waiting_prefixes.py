@@ -18,7 +18,7 @@ from cadenza.scheduler.table import RequestTable, Rows
 Key = TypeVar("Key", int, BlockKey)
 
 _NONE = 0  # no cached token, and no key
-_NOTHING: Blocks = np.empty(0, dtype=np.int32)
+_NOTHING: Blocks = np.empty(0, dtype=np.intp)
 
 
 class WaitingPrefixes:

@@ -106,8 +106,8 @@ MUTANTS = (
     Mutant(
         "a table ages from its head",
         "scheduler/blocks.py",
-        "blocks = tables[0][::-1] if len(tables) == 1",
-        "blocks = tables[0] if len(tables) == 1",
+        "np.concatenate([table[::-1] for table in tables], dtype=np.intp)",
+        "np.concatenate(tables, dtype=np.intp)",
     ),
     Mutant(
         "the newest release is evicted first",
