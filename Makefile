@@ -15,6 +15,8 @@
 #   make bench-policies   how long streams stand still under hostile policies
 #   make bench-orders     hit rates and times to first token under each order of admission
 #   make bench-scheduler  beside vLLM's; VLLM_VENV and MODEL_DIR name its venv and a model folder
+#   make bench-serving    tokens a second and time to the first beside vLLM's server, and llama.cpp's
+#                     if LLAMA_SERVER names it; ARGS="--streams 1 8 --lengths 128x64" narrows it
 #
 # TORCH_SPEC chooses the torch build, for example TORCH_SPEC="torch==2.13.0+cpu".
 
@@ -40,7 +42,7 @@ PACKAGES := $(FOLDERS) protos/cadenza/v1
 
 .PHONY: serve test check test-extra test-gpu soak soak-grpc clients breaking protos install \
 	install-dev bench-startup bench-front bench-decode bench-orders bench-policies bench-scheduler \
-	bench-service clean
+	bench-service bench-serving clean
 
 serve: install
 	@$(PYTHON) -m cadenza.cli serve demo $(ARGS)
@@ -94,6 +96,9 @@ bench-policies: install-dev
 
 bench-service: install-dev
 	$(PYTHON) benchmarks/service.py $(ARGS)
+
+bench-serving: install-dev
+	$(PYTHON) benchmarks/serving.py $(ARGS)
 
 bench-scheduler: install-dev
 	$(PYTHON) benchmarks/scheduler.py $(ARGS)

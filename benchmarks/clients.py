@@ -1,7 +1,8 @@
 """Clients of one protocol, in a process of their own, that cost little: they count bytes.
 
 Started as `clients.py PROTOCOL PORT STREAMS CONNECTIONS TOKENS`. Prints a line once every stream
-has begun, and one at the end with how many streams came whole and how many bytes they had.
+has begun, and one at the end with how many streams came whole and how many bytes they had. After
+`completions`, PROMPT SEED may follow: then prompts have so many tokens, and no two begin alike.
 """
 
 from __future__ import annotations
@@ -41,10 +42,10 @@ def say(**what: int) -> None:
 # SSE
 
 
-def read_sse(protocol: str, port: int, streams: int, tokens: int) -> None:
+def read_sse(protocol: str, port: int, streams: int, tokens: int, *prompt: int) -> None:
     """Read all streams with one thread, and look at no more than their first and last bytes."""
     selector = selectors.DefaultSelector()
-    opened = [_post(port, protocol, tokens) for _ in range(streams)]
+    opened = [_post(port, protocol, tokens, _ids(place, *prompt)) for place in range(streams)]
     for connection in opened:
         selector.register(connection, selectors.EVENT_READ)
     heads, tails = dict.fromkeys(opened, b""), dict.fromkeys(opened, b"")
@@ -71,10 +72,15 @@ def read_sse(protocol: str, port: int, streams: int, tokens: int) -> None:
     say(whole=whole, num_bytes=num_bytes)
 
 
-def _post(port: int, protocol: str, tokens: int) -> socket.socket:
+def _ids(stream: int, length: int = 0, seed: int = 0) -> list[int]:
+    """A stream's prompt as ids of ordinary words."""
+    return [500 + seed, 500 + stream, *range(500, 498 + length)] if length else []
+
+
+def _post(port: int, protocol: str, tokens: int, ids: list[int]) -> socket.socket:
     prompts: dict[str, Any] = {
         "chat": {"messages": [{"role": "user", "content": "Once"}]},
-        "completions": {"prompt": "Once"},
+        "completions": {"prompt": ids or "Once"},
     }
     options = {"max_tokens": tokens, "ignore_eos": True, "stream": True}
     body = json.dumps(prompts[protocol] | options).encode()
@@ -188,9 +194,9 @@ def main() -> None:
     if protocol.startswith("bare-"):
         read_floor(protocol.removeprefix("bare-"), *numbers)
         return
-    port, streams, connections, tokens = numbers
+    port, streams, connections, tokens, *prompt = numbers
     run: Callable[[], None] = (
-        (lambda: read_sse(protocol, port, streams, tokens))
+        (lambda: read_sse(protocol, port, streams, tokens, *prompt))
         if protocol in HTTP
         else (lambda: uvloop.run(read_grpc(protocol, port, streams, connections, tokens)))
     )

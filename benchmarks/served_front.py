@@ -23,6 +23,7 @@ from cadenza.service.http import HttpServer, build_app
 from cadenza.service.limits import Limits
 from cadenza.service.rpc import GrpcServer
 from cadenza.service.tokenizer import Tokenizer
+from cadenza.wire.messages import EngineConfig
 
 TIMER_S = 0.005
 
@@ -47,11 +48,17 @@ async def front(
     tokenizer: Tokenizer,
     process: EngineProcess,
     *,
+    config: EngineConfig | None = None,
     limits: Limits | None = None,
     policies: FrontPolicies | None = None,
 ) -> AsyncIterator[ServedFront]:
-    """Both servers on free ports, with the engine that runs in `process`, which ends with them."""
+    """Both servers on free ports, with the engine that runs in `process`, which ends with them.
+
+    config: for an engine that waits to be told what to load.
+    """
     engine = await EngineClient.connect(process.connection)
+    if config is not None:
+        engine.start(config)
     await engine.ready()
     generator = Generator(
         engine, tokenizer, model_names=("demo",), limits=limits, policies=policies
