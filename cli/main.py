@@ -42,11 +42,24 @@ def serve(
     dry_run
         Check options, model, policies and ports, and start nothing.
     """
-    from cadenza.cli.config import resolve
-    from cadenza.cli.serve import check, run
+    given = with_model(options, model)
+    if dry_run:
+        from cadenza.cli.config import resolve
+        from cadenza.cli.serve import check
 
-    resolved = resolve(with_model(options, model), config)
-    return check(resolved) if dry_run else run(resolved)
+        return check(resolve(given, config))
+
+    from cadenza.service import engine_process
+
+    # Before anything else, as it imports for seconds, in which this process imports what it needs
+    process = engine_process.start_engine()
+    try:
+        from cadenza.cli.config import resolve
+        from cadenza.cli.serve import run
+
+        return run(resolve(given, config), process)
+    finally:
+        process.end()
 
 
 @app.command

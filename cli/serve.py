@@ -19,7 +19,7 @@ from cadenza.cli.profile import configure
 from cadenza.cli.progress import Progress
 from cadenza.policies.errors import ProfileError
 from cadenza.service import otel
-from cadenza.service.engine_process import start_engine
+from cadenza.service.engine_process import EngineProcess
 from cadenza.service.front import Addresses, Front, FrontConfig
 from cadenza.service.limits import Limits, ResumptionLimits
 from cadenza.service.listening import is_loopback, listen
@@ -34,8 +34,11 @@ DEFAULT_WATERMARK = 0.01
 _log = structlog.get_logger(__name__)
 
 
-def run(resolved: Resolved) -> int:
+def run(resolved: Resolved, process: EngineProcess) -> int:
     """Serve until stopped; returns 0 after a signal, 1 if the engine died while it served.
+
+    The engine process waits to be told what to load. It has left on return, and is the caller's to
+    end where this raises.
 
     Raises:
         UsageError: the model, an option or a port cannot be used.
@@ -54,7 +57,7 @@ def run(resolved: Resolved) -> int:
         progress.done()
         progress.note(banner(config.model_names[0], ready, addresses))
 
-    front = Front(config, tokenizer, start_engine(), on_progress=progress.show, on_ready=on_ready)
+    front = Front(config, tokenizer, process, on_progress=progress.show, on_ready=on_ready)
     try:
         failure = uvloop.run(front.run())
     except OSError as error:

@@ -8,22 +8,18 @@ import mmap
 import signal
 import socket
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import structlog
 
 from cadenza.checkpoints.errors import CheckpointError
 from cadenza.engine.channel import Channel, ChannelClosed
 from cadenza.policies.blame import SIZE, Blame
-from cadenza.policies.hook_guard import HookGuard, SignalGuard
+from cadenza.policies.hook_guard import SignalGuard
 from cadenza.policies.profile import ProfileError
 from cadenza.wire.codec import FrameError
 from cadenza.wire.heap import freeze_heap
 from cadenza.wire.logging import configure_logging
 from cadenza.wire.messages import EngineConfig, Failed, Progress, Shutdown, Start
-
-if TYPE_CHECKING:
-    from cadenza.engine.loop import EngineLoop
 
 _log = structlog.get_logger(__name__)
 
@@ -52,15 +48,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _serve(channel: Channel, blame: Blame | None) -> int:
-    config = _await_start(channel)
-    if config is None:
-        return OK
-    configure_logging(config.log_level, json=config.log_json)
+    configure_logging()
     try:
+        # Seconds, for torch, in which the front process finds out what is to be loaded
+        channel.send(Progress("libraries"))
+        from cadenza.engine.build import build_engine
+
+        config = _await_start(channel)
+        if config is None:
+            return OK
+        configure_logging(config.log_level, json=config.log_json)
         with SignalGuard() as guard:
-            loop = _build(channel, config, guard, blame)
-            if isinstance(loop, str):
-                return _give_up(channel, loop, BAD_CONFIG)
+            try:
+                loop = build_engine(channel, config, guard, blame)
+            except (CheckpointError, ProfileError, ValueError) as error:
+                return _give_up(channel, str(error), BAD_CONFIG)
+            freeze_heap()
             loop.run()
     except (ChannelClosed, FrameError):
         raise
@@ -78,23 +81,6 @@ def _await_start(channel: Channel) -> EngineConfig | None:
                     return config
                 case Shutdown():
                     return None
-
-
-def _build(
-    channel: Channel, config: EngineConfig, guard: HookGuard, blame: Blame | None
-) -> EngineLoop | str:
-    """The engine's loop, or a sentence for the operator about what is wrong with `config`."""
-    # torch takes seconds to import: only now, so that a bad command line has failed long before
-    # and the front process can show that something happens.
-    channel.send(Progress("libraries"))
-    from cadenza.engine.build import build_engine
-
-    try:
-        loop = build_engine(channel, config, guard, blame)
-    except (CheckpointError, ProfileError, ValueError) as error:
-        return str(error)
-    freeze_heap()
-    return loop
 
 
 def _give_up(channel: Channel, message: str, status: int) -> int:

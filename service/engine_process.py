@@ -87,6 +87,13 @@ class EngineProcess:
                 self._process.kill()
         return await self.wait()
 
+    def end(self) -> None:
+        """Kill it at once, unless it has left. Idempotent."""
+        if self.exit_status is None:
+            self._process.kill()
+            self._process.wait()
+        self.connection.close()
+
     async def _leaves_within(self, timeout_s: float) -> bool:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
@@ -95,7 +102,7 @@ class EngineProcess:
 
 
 def start_engine(command: Sequence[str] = _COMMAND) -> EngineProcess:
-    """Start an engine process, which then waits for `Start` on its end of the socketpair.
+    """Start an engine process, which imports its libraries, then waits for `Start`.
 
     Blocks for some milliseconds: call it before the event loop serves, and before gRPC starts its
     threads. The engine has its own session, so that Ctrl-C in a terminal reaches the front alone.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any, Protocol
 
@@ -17,6 +19,7 @@ from cadenza.engine.models.config import ModelConfig
 
 ProgressCallback = Callable[[str, int, int], None]  # stage, done, total (0: not countable)
 
+_AT_ONCE = 1 << 16  # elements that a thread dequantises: they stay in its core's cache
 
 _EMBEDDING = "model.embed_tokens.weight"
 _GGUF_NAMES = {
@@ -148,22 +151,36 @@ def _check_shape(where: str, name: str, found: tuple[int, ...], expected: tuple[
 
 
 def _dequantised(file: GgufFile, name: str) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Return a tensor's values, fp32."""
+    """Return a tensor's values, fp32, flat."""
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize
 
     info = file.tensors[name]
     kind = GGMLQuantizationType(info.ggml_type)
-    stored = file.data(name)
+    # not as a memory map, whose every view costs as much as what is done with it
+    stored = np.asarray(file.data(name))
     if kind in (GGMLQuantizationType.F32, GGMLQuantizationType.F16):
-        values = stored.view(np.float32 if kind is GGMLQuantizationType.F32 else np.float16)
-        return values.astype(np.float32)
+        floats = stored.view(np.float32 if kind is GGMLQuantizationType.F32 else np.float16)
+        return floats.astype(np.float32)
+    layout = GGML_TYPES[info.ggml_type]
+    values = np.empty(math.prod(info.shape), dtype=np.float32)
+
+    def fill(start: int) -> None:
+        piece = values[start : start + _AT_ONCE]
+        first, last = (
+            place // layout.block_elements * layout.block_bytes
+            for place in (start, start + len(piece))
+        )
+        piece[:] = dequantize(stored[first:last], kind)
+
     try:
-        return dequantize(stored.reshape(*info.shape[:-1], -1), kind)
+        with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+            list(threads.map(fill, range(0, len(values), _AT_ONCE)))
     except NotImplementedError as error:
         raise CheckpointError(
             f"{file.path}: the tensor {name!r} is stored as {kind.name}, which is not supported."
         ) from error
+    return values
 
 
 def _half_rotated(weight: Tensor, heads: int) -> Tensor:

@@ -17,6 +17,7 @@ from cadenza.cli.errors import UsageError
 from cadenza.cli.main import main
 from cadenza.cli.options import ServeOptions
 from cadenza.cli.profile import configure
+from cadenza.service import engine_process
 
 
 @pytest.fixture(autouse=True)
@@ -366,8 +367,8 @@ def test_a_wrong_use_is_told(capsys, arguments: tuple[str, ...], message: str):
 
 @pytest.fixture
 def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("Front", "start_engine"):
-        monkeypatch.setattr(serve, name, lambda *_, **__: pytest.fail("it was started"))
+    for module, name in ((serve, "Front"), (engine_process, "start_engine")):
+        monkeypatch.setattr(module, name, lambda *_, **__: pytest.fail("it was started"))
 
 
 PORTS = ("--port", "0", "--grpc-port", "0")

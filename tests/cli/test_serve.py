@@ -7,6 +7,7 @@ import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
@@ -16,6 +17,7 @@ from cadenza.checkpoints.locate import locate
 from cadenza.cli import serve
 from cadenza.cli.main import main
 from cadenza.cli.options import ServeOptions
+from cadenza.service import engine_process
 from cadenza.service.front import Addresses, FrontConfig
 from cadenza.service.limits import Limits, ResumptionLimits
 from cadenza.service.metrics import NO_TENANT, OTHER_TENANTS
@@ -65,7 +67,8 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> type[FrontStub]:
         configs: list[FrontConfig] = []  # noqa: RUF012 - one class a test
 
     monkeypatch.setattr(serve, "Front", Stub)
-    monkeypatch.setattr(serve, "start_engine", lambda: None)
+    never_started = SimpleNamespace(end=lambda: None)
+    monkeypatch.setattr(engine_process, "start_engine", lambda: never_started)
     monkeypatch.setattr(serve, "load_tokenizer", lambda path: None)
     monkeypatch.setattr(serve, "configure_logging", lambda level: None)
     monkeypatch.setattr(serve, "freeze_heap", lambda: sys.stdout.write("frozen\n"))

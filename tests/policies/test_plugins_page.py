@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from cadenza.cli import serve
 from cadenza.cli.main import app, main
 from cadenza.policies.choices import DECISIONS
 from cadenza.policies.presets import PRESETS
+from cadenza.service import engine_process
 from cadenza.service.http.asked import asked
 from cadenza.service.limits import Limits
 from cadenza.service.wishes import FORMS
@@ -45,7 +47,8 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Reader:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path / "site")
     monkeypatch.setattr(serve, "Front", Front)
-    monkeypatch.setattr(serve, "start_engine", lambda: None)
+    never_started = SimpleNamespace(end=lambda: None)
+    monkeypatch.setattr(engine_process, "start_engine", lambda: never_started)
     monkeypatch.setattr(serve, "load_tokenizer", lambda path: None)
     monkeypatch.setattr(serve, "configure_logging", lambda level: None)
     at_warnings = structlog.make_filtering_bound_logger(logging.WARNING)  # as it is by default

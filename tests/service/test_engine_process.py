@@ -56,6 +56,16 @@ def test_a_stubborn_engine_is_killed(run):
     engine.connection.close()
 
 
+def test_an_engine_that_was_started_for_nothing_is_ended_at_once():
+    engine = start_engine(script(IGNORES_EVERYTHING))
+    engine.connection.recv(1)  # it ignores SIGTERM by now
+
+    engine.end()
+    engine.end()
+
+    assert engine.describe_exit() == "was ended by SIGKILL"
+
+
 def test_an_engine_that_dies_is_noticed_by_its_client(run):
     async def main():
         engine = start_engine(script(DIES))
