@@ -19,11 +19,14 @@ _ADDRESS, _SIZE, _NUMBER = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 
 
 class Library:
-    """The functions. An address is of contiguous memory that lives as long as the call."""
+    """The functions. An address is of contiguous memory that lives as long as the call.
+
+    Those of an operation that is not a product are bound by whoever calls them, from `functions`.
+    """
 
     def __init__(self, path: Path) -> None:
         """Raises OSError when the file cannot be loaded, AttributeError when functions miss."""
-        functions = ctypes.CDLL(str(path))
+        functions = self.functions = ctypes.CDLL(str(path))
         self._level = functions.cadenza_level
         self._level.argtypes, self._level.restype = (_NUMBER,), ctypes.c_char_p
         self._packed_bytes = functions.cadenza_packed_bytes

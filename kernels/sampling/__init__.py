@@ -1,0 +1,37 @@
+"""Choosing a token for each row of logits, a function of that row and its settings alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from cadenza.kernels.sampling import native
+from cadenza.kernels.sampling.reference import best, sample_reference
+from cadenza.kernels.sampling.settings import (
+    LEAST_TEMPERATURE,
+    SETTINGS,
+    Int32Array,
+    SettingsArray,
+)
+
+__all__ = [
+    "LEAST_TEMPERATURE",
+    "SETTINGS",
+    "SettingsArray",
+    "best",
+    "sample",
+    "sample_reference",
+]
+
+
+def sample(logits: Tensor, settings: SettingsArray, shaped: Mapping[int, Tensor]) -> Int32Array:
+    """Return a token for each row, -1 where the row fails.
+
+    logits: [rows, vocab_size] fp32, not written to; settings: [rows]; shaped: row -> the logits
+    [vocab_size] that it is sampled from instead. A row fails if there is NaN or +inf, or nothing
+    above -inf, in either. Raises MemoryError.
+    """
+    if native.is_supported(logits):
+        return native.sample(logits, settings, shaped)
+    return sample_reference(logits, settings, shaped)

@@ -1,0 +1,99 @@
+"""Sampling on the CPU by our own C++ kernels, in one pass over the vocabulary or two.
+
+Greedy rows and those with a temperature alone take one pass, filters another. The token is that of
+the reference but where two scores, or a sum and top-p, differ by no more than fp32 rounds. It is
+the same at every level of instruction sets, on any number of threads and in any batch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cadenza.kernels.native import library
+from cadenza.kernels.sampling.settings import SETTINGS, Int32Array, SettingsArray
+
+_ADDRESS, _SIZE, _NUMBER = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
+
+
+class _Kernels(NamedTuple):
+    levels: tuple[str, ...]
+    functions: ctypes.CDLL
+
+
+@cache
+def _kernels() -> _Kernels | None:
+    found = library()
+    if found is None:
+        return None
+    functions = found.functions
+    functions.cadenza_sample.argtypes = (_NUMBER, _NUMBER, _SIZE, _SIZE, *(_ADDRESS,) * 3)
+    functions.cadenza_sample.restype = _NUMBER
+    return _Kernels(found.levels, functions)
+
+
+def levels() -> tuple[str, ...]:
+    """Name the instruction sets that there are kernels for, the fastest last; none: no library."""
+    found = _kernels()
+    return () if found is None else found.levels
+
+
+def is_supported(logits: Tensor) -> bool:
+    """Tell whether there are kernels for these logits."""
+    return logits.is_cpu and logits.dtype == torch.float32 and _kernels() is not None
+
+
+def sample(
+    logits: Tensor,
+    settings: SettingsArray,
+    shaped: Mapping[int, Tensor],
+    level: str | None = None,
+) -> Int32Array:
+    """Return a token for each row of logits [rows, vocab_size], as the operation does.
+
+    level: one of `levels()`. Raises MemoryError.
+    """
+    found, number = _at(level)
+    rows, size = logits.shape
+    logits = logits if logits.stride(1) == 1 else logits.contiguous()
+    values = {row: tensor.contiguous() for row, tensor in shaped.items()}
+    # A shaped row comes twice: what shaping has hidden in it may not be finite
+    addresses = np.arange(rows + len(values), dtype=np.uint64)
+    addresses *= np.uint64(logits.stride(0) * logits.element_size())
+    addresses += np.uint64(logits.data_ptr())
+    if values:
+        replaced = list(values)
+        addresses[rows:] = addresses[replaced]
+        addresses[replaced] = [tensor.data_ptr() for tensor in values.values()]
+        settings = np.concatenate((settings, np.zeros(len(values), dtype=SETTINGS)))
+    tokens = np.empty(len(addresses), dtype=np.int32)
+    settings = np.ascontiguousarray(settings)
+    if found.functions.cadenza_sample(
+        number,
+        torch.get_num_threads(),
+        len(addresses),
+        size,
+        addresses.ctypes.data,
+        settings.ctypes.data,
+        tokens.ctypes.data,
+    ):
+        raise MemoryError(f"no memory to filter {size} logits")
+    for row, token in zip(values, tokens[rows:].tolist(), strict=True):
+        if token < 0:
+            tokens[row] = -1
+    return tokens[:rows]
+
+
+def _at(level: str | None) -> tuple[_Kernels, int]:
+    found = _kernels()
+    if found is None:
+        raise RuntimeError("the C++ kernels were not compiled, or cannot be loaded")
+    if level is not None and level not in found.levels:
+        raise ValueError(f"level is {level!r}, not one of {', '.join(found.levels)}")
+    return found, found.levels.index(level) if level else len(found.levels) - 1
