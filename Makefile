@@ -87,6 +87,7 @@ bench-front: install-dev
 
 bench-decode: install-dev
 	$(PYTHON) benchmarks/decode.py
+	$(PYTHON) benchmarks/sampling.py
 
 bench-orders: install-dev
 	$(PYTHON) benchmarks/orders.py $(ARGS)

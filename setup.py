@@ -39,7 +39,7 @@ KERNELS = Extension(
         "-Wno-maybe-uninitialized",  # of gcc's own headers
     ],
     extra_link_args=["-pthread", *(["-Wl,-z,defs"] if sys.platform == "linux" else [])],
-    # without a compiler the install succeeds, and the products are oneDNN's
+    # without a compiler the install succeeds; the products are oneDNN's, and torch samples
     optional=True,
 )
 

@@ -41,15 +41,18 @@ const Passes& passes_of(int32_t number) {
 const Scratch* scratch_for(int64_t size) {
   thread_local int64_t held = 0;
   thread_local std::unique_ptr<float[]> memory;
+  thread_local std::unique_ptr<Token[]> doubtful;
   thread_local Scratch scratch;
   if (size <= held) return &scratch;
   const int64_t tokens = size + kLanes, maxima = blocks_of(size) * kLanes;
   held = 0;
   memory.reset(new (std::nothrow) float[static_cast<size_t>(3 * tokens + 2 * maxima)]);
-  if (memory == nullptr) return nullptr;
+  doubtful.reset(new (std::nothrow) Token[static_cast<size_t>(size)]);
+  if (memory == nullptr || doubtful == nullptr) return nullptr;
   held = size;
   float* scaled = memory.get() + tokens;
   scratch.kept = {0, reinterpret_cast<int32_t*>(memory.get()), scaled, scaled + tokens};
+  scratch.tokens = doubtful.get();
   scratch.maxima = scaled + 2 * tokens;
   scratch.folded = scratch.maxima + maxima;
   return &scratch;
@@ -87,14 +90,14 @@ void keep_best(const Passes& passes, const Row& row, int64_t count, const Scratc
   const float least = row.scaled(reached_by(count, row.size, scratch));
   passes.gather(row.logits, row.size, row.largest, row.temperature, least, scratch.maxima, kept);
   std::fill(kept.weights, kept.weights + kept.count, 1.0f);
-  keep_reaching(kept, static_cast<double>(count));
+  keep_reaching(passes, kept, static_cast<double>(count), scratch.tokens);
 }
 
 // Tokens below e^least weigh less together than those that top-p leaves out: the best weighs 1.
 float least_of_nucleus(double top_p, int64_t size) {
   const double left_out = 1.0 - top_p;
   if (left_out < 1e-9) return kLowest;  // sums are rounded
-  return static_cast<float>(std::log(left_out / static_cast<double>(size)) - 1.0);
+  return static_cast<float>(std::log(left_out / static_cast<double>(size)) - 0.1);
 }
 
 void filter(const Passes& passes, const Row& row, const Settings& settings, const Scratch& scratch,
@@ -104,12 +107,12 @@ void filter(const Passes& passes, const Row& row, const Settings& settings, cons
       ? static_cast<float>(std::log(std::min(settings.min_p, 1.0))) : kLowest;
   if (0 < settings.top_k && settings.top_k < row.size) {
     keep_best(passes, row, settings.top_k, scratch, kept);
-    if (has_top_p) keep_reaching(kept, settings.top_p * passes.weigh_kept(kept));
+    if (has_top_p) keep_reaching(passes, kept, settings.top_p * passes.weigh_kept(kept), scratch.tokens);
   } else if (has_top_p) {
     const float candidates = least_of_nucleus(settings.top_p, row.size);
     const double total = passes.weigh(
         row.logits, row.size, row.largest, row.temperature, candidates, kept);
-    keep_reaching(kept, settings.top_p * total);
+    keep_reaching(passes, kept, settings.top_p * total, scratch.tokens);
   } else {
     passes.gather(row.logits, row.size, row.largest, row.temperature, least, scratch.maxima, kept);
     return;
@@ -139,13 +142,21 @@ int32_t sampled(
 struct Step {
   const Passes* passes;
   int64_t size;
-  const float* const* logits;
+  const float* logits;
+  int64_t stride;
+  const float* const* shaped;
   const Settings* settings;
   int32_t* tokens;
   std::atomic<bool> lacks_memory{false};
 
   void run(int64_t row) {
-    tokens[row] = sampled(*passes, logits[row], size, settings[row]);
+    const float* const own = logits + row * stride;
+    const float* const instead = shaped == nullptr ? nullptr : shaped[row];
+    // what is shaped may hide what is not finite
+    if (instead != nullptr && passes->best(own, size) < 0)
+      tokens[row] = kFailed;
+    else
+      tokens[row] = sampled(*passes, instead == nullptr ? own : instead, size, settings[row]);
     if (tokens[row] == kNoMemory) lacks_memory = true;
   }
 };
@@ -159,16 +170,19 @@ using namespace cadenza;
 
 extern "C" {
 
-// Samples each of `rows` rows of `size` fp32 logits at the addresses `logits`, by its own settings,
-// into tokens [rows]: -1 where one of the logits is NaN or +inf, or all are -inf. Returns 0, or 1 when
-// there is no memory.
+// Samples each of `rows` rows of `size` fp32 logits, the first values of which are `stride` apart, by
+// its own settings, into tokens [rows]; the row instead that has an address in `shaped`, if that is not
+// null. -1 where a logit of either is NaN or +inf, or all are -inf. Returns 0, or 1 when there is no
+// memory.
 EXPORT int32_t cadenza_sample(int32_t level, int32_t threads, int64_t rows, int64_t size,
-                              const float* const* logits, const Settings* settings,
-                              int32_t* tokens) {
+                              const float* logits, int64_t stride, const float* const* shaped,
+                              const Settings* settings, int32_t* tokens) {
   Step step;
   step.passes = &passes_of(level);
   step.size = size;
   step.logits = logits;
+  step.stride = stride;
+  step.shaped = shaped;
   step.settings = settings;
   step.tokens = tokens;
   run_tasks(
@@ -191,7 +205,8 @@ EXPORT void cadenza_noise_of(const uint32_t* words, int64_t count, float* noise)
 
 // The weights of scaled logits, and their sum; both have room for 16 more.
 EXPORT double cadenza_weights(int32_t level, float* scaled, int64_t count, float* weights) {
-  Kept kept{count, nullptr, scaled, weights};
+  const std::unique_ptr<int32_t[]> ids(new int32_t[static_cast<size_t>(count + kLanes)]);
+  Kept kept{count, ids.get(), scaled, weights};
   return passes_of(level).weigh_kept(kept);
 }
 

@@ -26,7 +26,7 @@ struct Settings {
   uint32_t choice;
 };
 
-// Some tokens of a row, ids ascending. Arrays have room for kLanes more than the vocabulary.
+// Some tokens of a row. Arrays have room for kLanes more than the vocabulary.
 struct Kept {
   int64_t count;
   int32_t* ids;
@@ -34,9 +34,31 @@ struct Kept {
   float* weights;  // exp(scaled)
 };
 
+// A token that compares by how good it is: by its scaled logit, which is up to 0, then by its id.
+struct Token {
+  uint64_t order;
+  float weight;
+
+  Token() = default;
+  Token(int32_t id, float scaled, float weight) : weight(weight) {
+    uint32_t bits;
+    __builtin_memcpy(&bits, &scaled, sizeof bits);
+    order = static_cast<uint64_t>(bits & 0x7fffffffu) << 32 | static_cast<uint32_t>(id);
+  }
+
+  int32_t id() const { return static_cast<int32_t>(order); }
+  float scaled() const {
+    const uint32_t bits = static_cast<uint32_t>(order >> 32) | 0x80000000u;
+    float value;
+    __builtin_memcpy(&value, &bits, sizeof value);
+    return value;
+  }
+};
+
 // What a row needs room for; of the thread that samples it.
 struct Scratch {
   Kept kept;
+  Token* tokens;  // as many as the vocabulary has
   float* maxima;  // kLanes a block: of tokens 0, 16, 32, ... of it, of 1, 17, 33, ... and so on
   float* folded;  // as many
 };
@@ -67,6 +89,9 @@ struct Passes {
                   Kept& kept);
   // Weighs what is kept already, and returns the sum.
   double (*weigh_kept)(Kept& kept);
+  // Keeps the tokens with scaled logit > above, and moves those up to it but > from, in any number, to
+  // `tokens`. Returns how many these are.
+  int64_t (*divide)(Kept& kept, float above, float from, Token* tokens);
   // Writes the first `size` tokens' noise. For tests: nothing else wants that of every token.
   void (*noise)(const Stream& stream, int64_t size, float* noise);
 };
@@ -79,9 +104,9 @@ const Passes* avx512_passes();
 // The fp32 noise of a token with this random word.
 float noise_of(uint32_t word);
 
-// Keeps those tokens whose better ones weigh less than `target` together, at least one: better are
-// larger scaled logits, and of equal ones lower ids.
-void keep_reaching(Kept& kept, double target);
+// Keeps those tokens whose better ones weigh less than `target` together, at least one. `tokens` has
+// room for all of them.
+void keep_reaching(const Passes& passes, Kept& kept, double target, Token* tokens);
 
 // Keeps the tokens with scaled logit >= least; weights are lost.
 void keep_from(Kept& kept, float least);

@@ -72,162 +72,7 @@ TARGET float scan(const float* logits, int64_t size, float* maxima) {
   return has_failed(nans, largest) ? NAN : largest;
 }
 
-// Four words of sixteen calls of Philox, eight in the even lanes and eight in the odd ones. A product
-// of 32 bits takes a lane of 64, where its halves lie well for the next round: the upper one of what
-// goes into a product does not matter.
-TARGET inline void eight_calls(const Stream& stream, Longs calls, Longs (&words)[4]) {
-  const Longs first = all_longs(0xD2511F53u), third = all_longs(0xCD9E8D57u);
-  words[0] = all_longs(stream.position);
-  words[1] = all_longs(stream.choice);
-  words[2] = calls;
-  words[3] = all_longs(0);
-  EACH(round, kRounds) {
-    const Longs from_first = product(words[0], first), from_third = product(words[2], third);
-    words[0] = exclusive(high(from_third), words[1], all_longs(stream.keys[2 * round]));
-    words[2] = exclusive(high(from_first), words[3], all_longs(stream.keys[2 * round + 1]));
-    words[1] = from_third;
-    words[3] = from_first;
-  }
-}
-
-TARGET inline void random_words(
-    const Stream& stream, Longs even_calls, Longs odd_calls, Ints (&words)[4]) {
-  Longs even[4], odd[4];
-  eight_calls(stream, even_calls, even);
-  eight_calls(stream, odd_calls, odd);
-  EACH(i, 4) words[i] = merged(even[i], odd[i]);
-}
-
-// Of 64 tokens, lane 4 i + j has those of call 4 j + i: there a transposition of four puts them.
-constexpr uint64_t kEvenCalls[] = {0, 8, 1, 9, 2, 10, 3, 11};
-constexpr uint64_t kOddCalls[] = {4, 12, 5, 13, 6, 14, 7, 15};
-
-TARGET inline int64_t token_of(int lane, int word) { return 16 * (lane % 4) + lane / 4 * 4 + word; }
-
-TARGET inline void words_from(const Stream& stream, int64_t token, Ints (&words)[4]) {
-  const Longs call = all_longs(static_cast<uint64_t>(token / 4));
-  random_words(stream, add_longs(load_longs(kEvenCalls), call),
-               add_longs(load_longs(kOddCalls), call), words);
-}
-
-// What a token needs for a score above the contest's floor. With e = -log(1 - u), noise is -log(e)
-// and u < e, so that log2(u) < log2(e) < (scaled - floor) * log2(e). For log2 of a word its bits as a
-// float serve, which are never more. Logits are scaled by a product: the contest's slack is wider
-// than what that rounds.
-struct Bound {
-  Floats largest, scale, offset;
-
-  TARGET explicit Bound(const Contest& contest) {
-    constexpr float unit = 0x1p23f, log2_e = 1.44269504f, exponents = 127.0f + 31.0f;
-    largest = broadcast(contest.largest());
-    scale = broadcast(unit * log2_e / contest.temperature());
-    offset = broadcast(unit * (exponents - log2_e * contest.floor()));
-  }
-
-  TARGET Floats room(Floats logits) const {
-    return multiply_add(subtract(logits, largest), scale, offset);
-  }
-
-  // 31 bits of a word can be converted as signed; of the smallest, their log2 is taken for -127
-  TARGET Mask hopeful(Floats logits, Ints words) const {
-    return above(room(logits), to_floats(bits_of(to_floats(halved(words)))));
-  }
-
-  // With the smallest word, whose half is 1/4 with the half that is added to it.
-  TARGET Mask reachable(Floats logits) const {
-    return above(room(logits), broadcast(0x1p23f * (127.0f - 2.0f)));
-  }
-};
-
-TARGET inline void enter(
-    Contest& contest, const float* logits, int64_t token, Ints words, int word, Mask hits) {
-  int32_t lanes[kLanes];
-  store_ints(lanes, words);
-  for (; hits; hits &= hits - 1) {
-    const int lane = __builtin_ctz(hits);
-    const int64_t number = token_of(lane, word);
-    contest.enter(static_cast<int32_t>(token + number), logits[number],
-                  static_cast<uint32_t>(lanes[lane]));
-  }
-}
-
-// Draws among 64 tokens from `token` on; returns whether any entered.
-TARGET inline bool draw_quarter(const float* logits, int64_t token, const Stream& stream,
-                                const Bound& bound, Contest& contest) {
-  Floats values[4];
-  EACH(i, 4) values[i] = load(logits + kLanes * i);
-  transpose(values);
-  Ints words[4];
-  words_from(stream, token, words);
-  Mask hits[4], any = 0;
-  EACH(i, 4) any |= hits[i] = bound.hopeful(values[i], words[i]);
-  if (!any) return false;
-  for (int i = 0; i < 4; ++i) enter(contest, logits, token, words[i], i, hits[i]);
-  return true;
-}
-
-// Returns whether any logit is NaN.
-TARGET Mask draw(const float* logits, int64_t size, const Stream& stream, Contest& contest) {
-  float padded[kBlock];
-  Mask nans = 0;
-  Bound bound(contest);
-  for (int64_t start = 0; start < size; start += kBlock) {
-    const float* block = block_at(logits, size, start, padded);
-    Floats quarters[4];
-    nans |= maxima_of(block, quarters);
-    const Floats top = larger_of(quarters);
-    if (above(top, bound.largest)) {
-      contest.raise(largest_lane(top));
-      bound = Bound(contest);
-    }
-    for (int i = 0; i < 4; ++i) {
-      if (!bound.reachable(quarters[i])) continue;
-      const int64_t first = 4 * kLanes * i;
-      if (draw_quarter(block + first, start + first, stream, bound, contest))
-        bound = Bound(contest);
-    }
-  }
-  return nans;
-}
-
-TARGET int32_t drawn(
-    const float* logits, int64_t size, float temperature, const Stream& stream) {
-  Contest contest(-INFINITY, temperature, false);
-  const Mask nans = draw(logits, size, stream, contest);
-  if (has_failed(nans, contest.largest())) return -1;
-  if (!contest.crowded()) return contest.winner();
-  Contest again(contest.largest(), temperature, true);
-  draw(logits, size, stream, again);
-  return again.winner();
-}
-
-TARGET int32_t drawn_of(const Kept& kept, const Stream& stream) {
-  for (int64_t i = kept.count; i < kept.count + kLanes; ++i) {
-    kept.ids[i] = 0;
-    kept.scaled[i] = -INFINITY;
-  }
-  Contest contest(0.0f, 1.0f, true);
-  Bound bound(contest);
-  for (int64_t i = 0; i < kept.count; i += kLanes) {
-    const Floats scaled = load(kept.scaled + i);
-    if (!bound.reachable(scaled)) continue;
-    const Ints ids = load_ints(kept.ids + i);
-    const Longs calls = as_longs(quartered(ids));
-    Ints words[4];
-    random_words(stream, calls, high(calls), words);
-    const Ints word = chosen(ids, words);
-    Mask hits = bound.hopeful(scaled, word);
-    if (!hits) continue;
-    int32_t lanes[kLanes];
-    store_ints(lanes, word);
-    for (; hits; hits &= hits - 1) {
-      const int lane = __builtin_ctz(hits);
-      contest.enter(kept.ids[i + lane], kept.scaled[i + lane], static_cast<uint32_t>(lanes[lane]));
-    }
-    bound = Bound(contest);
-  }
-  return contest.winner();
-}
+#include "sampling_draw.h"
 
 // exp(x) for x up to 0, within 2 units in the last place; 0 under -87. x = n ln 2 + r with |r| up to
 // ln 2 / 2, and e^r is a polynomial, which was fitted for the least largest relative error. No
@@ -247,10 +92,14 @@ TARGET inline Floats exponential(Floats x) {
   return where(at_least(x, broadcast(-87.0f)), multiply(sum, as_floats(power)));
 }
 
-TARGET inline void keep(Kept& kept, Mask mask, int64_t token, Floats scaled) {
-  const Ints ids = add_ints(all_ints(static_cast<int32_t>(token)), numbers());
+TARGET inline void keep(Kept& kept, Mask mask, Ints ids, Floats scaled) {
   compress(as_floats(ids), mask, reinterpret_cast<float*>(kept.ids + kept.count));
   compress(scaled, mask, kept.scaled + kept.count);
+  kept.count += __builtin_popcount(mask);
+}
+
+TARGET inline Ints ids_from(int64_t token) {
+  return add_ints(all_ints(static_cast<int32_t>(token)), numbers());
 }
 
 TARGET inline Floats scaled_by(Floats logits, Floats largest, Floats temperature) {
@@ -269,8 +118,7 @@ TARGET void gather(const float* logits, int64_t size, float largest, float tempe
       const Floats scaled = scaled_by(load(block + i), most, by);
       const Mask mask = at_least(scaled, from);
       if (!mask) continue;
-      keep(kept, mask, start + i, scaled);
-      kept.count += __builtin_popcount(mask);
+      keep(kept, mask, ids_from(start + i), scaled);
     }
   }
 }
@@ -289,16 +137,15 @@ TARGET double weigh(const float* logits, int64_t size, float largest, float temp
       accumulate(sums, weights);
       const Mask mask = at_least(scaled, from);
       if (!mask) continue;
-      keep(kept, mask, start + i, scaled);
       compress(weights, mask, kept.weights + kept.count);
-      kept.count += __builtin_popcount(mask);
+      keep(kept, mask, ids_from(start + i), scaled);
     }
   }
   return sum_of(sums);
 }
 
 TARGET double weigh_kept(Kept& kept) {
-  for (int64_t i = kept.count; i < kept.count + kLanes; ++i) kept.scaled[i] = -INFINITY;
+  pad(kept);
   Doubles sums = no_doubles();
   for (int64_t i = 0; i < kept.count; i += kLanes) {
     const Floats weights = exponential(load(kept.scaled + i));
@@ -308,19 +155,26 @@ TARGET double weigh_kept(Kept& kept) {
   return sum_of(sums);
 }
 
-TARGET void noise(const Stream& stream, int64_t size, float* noise) {
-  for (int64_t token = 0; token < size; token += 4 * kLanes) {
-    Ints words[4];
-    words_from(stream, token, words);
-    for (int word = 0; word < 4; ++word) {
-      int32_t lanes[kLanes];
-      store_ints(lanes, words[word]);
-      for (int lane = 0; lane < kLanes; ++lane) {
-        const int64_t at = token + token_of(lane, word);
-        if (at < size) noise[at] = noise_of(static_cast<uint32_t>(lanes[lane]));
-      }
+TARGET int64_t divide(Kept& kept, float above_this, float from, Token* tokens) {
+  pad(kept);
+  const Floats upper = broadcast(above_this), lower = broadcast(from);
+  const int64_t count = kept.count;
+  int64_t moved = 0;
+  kept.count = 0;
+  for (int64_t i = 0; i < count; i += kLanes) {
+    const Floats scaled = load(kept.scaled + i), weights = load(kept.weights + i);
+    const Ints ids = load_ints(kept.ids + i);
+    const Mask stays = above(scaled, upper);
+    for (Mask moves = above(scaled, lower) & ~stays; moves; moves &= moves - 1) {
+      const int64_t lane = i + __builtin_ctz(moves);
+      tokens[moved++] = Token(kept.ids[lane], kept.scaled[lane], kept.weights[lane]);
     }
+    // what is written lies no further than what has been read
+    if (!stays) continue;
+    compress(weights, stays, kept.weights + kept.count);
+    keep(kept, stays, ids, scaled);
   }
+  return moved;
 }
 
-constexpr Passes kPasses{best, drawn, drawn_of, scan, gather, weigh, weigh_kept, noise};
+constexpr Passes kPasses{best, drawn, drawn_of, scan, gather, weigh, weigh_kept, divide, noise};

@@ -1,69 +1,64 @@
-// Which of a row's tokens the filters keep, found without sorting.
-#include <cstring>
+// Which of a row's tokens the filters keep, found without sorting them.
+#include <algorithm>
+#include <cmath>
 
 #include "sampling.h"
 
 namespace cadenza {
 namespace {
 
-constexpr int kDigit = 8;  // bits
+constexpr int kBuckets = 512;
+constexpr float kPerUnit = 16.0f;  // buckets; a power of two, so that no product is rounded
 
-// Scaled logits are up to 0: the better one has fewer of these.
-uint32_t rank_of(float scaled) {
-  uint32_t bits;
-  std::memcpy(&bits, &scaled, sizeof bits);
-  return bits & 0x7fffffffu;
+// The bucket where the weights of the better tokens reach the target; kBuckets if all weigh less.
+// `before` becomes the weight of better buckets.
+int bucket_reaching(const Kept& kept, double target, double& before) {
+  double weights[kBuckets] = {};
+  for (int64_t i = 0; i < kept.count; ++i) {
+    const float place = std::min(kept.scaled[i] * -kPerUnit, kBuckets - 1.0f);
+    weights[static_cast<int>(place)] += kept.weights[i];
+  }
+  int bucket = 0;
+  while (bucket < kBuckets && before + weights[bucket] < target) before += weights[bucket++];
+  return bucket;
 }
 
-// The worst rank that is kept, and how many tokens of it are: those with the lowest ids.
-struct Last {
-  uint32_t rank = 0xffffffffu;
-  int64_t ties = 0;
-};
-
-// Digit by digit, the weights of the tokens that begin like the last one kept are put in buckets, and
-// the bucket is found where their sum reaches the target.
-Last last_reaching(const Kept& kept, double target) {
-  uint64_t prefix = 0;
-  double before = 0.0;  // weight of those that are better than what begins with the prefix
-  for (int shift = 32 - kDigit; shift >= 0; shift -= kDigit) {
-    double buckets[1 << kDigit] = {};
-    for (int64_t i = 0; i < kept.count; ++i) {
-      const uint64_t digits = rank_of(kept.scaled[i]) >> shift;
-      if (digits >> kDigit == prefix) buckets[digits & ((1 << kDigit) - 1)] += kept.weights[i];
+// Puts those first that are kept, and returns their end. The token where the sum reaches the target
+// is looked for in ever smaller halves.
+Token* end_reaching(Token* first, Token* last, double before, double target) {
+  const auto is_better = [](const Token& a, const Token& b) { return a.order < b.order; };
+  while (last - first > 1) {
+    Token* const middle = first + (last - first) / 2;
+    std::nth_element(first, middle, last, is_better);
+    double weight = before;
+    for (const Token* token = first; token < middle; ++token) weight += token->weight;
+    if (weight < target) {
+      before = weight;
+      first = middle;
+    } else {
+      last = middle;
     }
-    int digit = 0;
-    while (before + buckets[digit] < target) {
-      before += buckets[digit];
-      if (++digit == 1 << kDigit) return {};  // all together weigh less
-    }
-    prefix = prefix << kDigit | static_cast<uint64_t>(digit);
-  }
-  Last last{static_cast<uint32_t>(prefix), 0};
-  for (int64_t i = 0; i < kept.count && before < target; ++i) {
-    if (rank_of(kept.scaled[i]) != last.rank) continue;
-    before += kept.weights[i];
-    ++last.ties;
   }
   return last;
 }
 
 }  // namespace
 
-void keep_reaching(Kept& kept, double target) {
+void keep_reaching(const Passes& passes, Kept& kept, double target, Token* tokens) {
   // the best token weighs 1, and is kept whatever the target
-  constexpr double least = 0x1p-1000;
-  Last last = last_reaching(kept, target > least ? target : least);
-  int64_t left = 0;
-  for (int64_t i = 0; i < kept.count; ++i) {
-    const uint32_t rank = rank_of(kept.scaled[i]);
-    if (rank > last.rank || (rank == last.rank && last.ties-- <= 0)) continue;
-    kept.ids[left] = kept.ids[i];
-    kept.scaled[left] = kept.scaled[i];
-    kept.weights[left] = kept.weights[i];
-    ++left;
+  target = std::max(target, 0x1p-1000);
+  double before = 0.0;
+  const int bucket = bucket_reaching(kept, target, before);
+  if (bucket == kBuckets) return;
+  const float above = static_cast<float>(-bucket) / kPerUnit;
+  const float from = bucket == kBuckets - 1 ? -INFINITY : above - 1.0f / kPerUnit;
+  const int64_t count = passes.divide(kept, above, from, tokens);
+  const Token* const end = end_reaching(tokens, tokens + count, before, target);
+  for (const Token* token = tokens; token < end; ++token) {
+    kept.ids[kept.count] = token->id();
+    kept.scaled[kept.count] = token->scaled();
+    kept.weights[kept.count++] = token->weight;
   }
-  kept.count = left;
 }
 
 void keep_from(Kept& kept, float least) {

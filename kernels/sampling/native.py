@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from cadenza.kernels.native import library
-from cadenza.kernels.sampling.settings import SETTINGS, Int32Array, SettingsArray
+from cadenza.kernels.sampling.settings import Int32Array, SettingsArray
 
 _ADDRESS, _SIZE, _NUMBER = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 
@@ -33,8 +33,15 @@ def _kernels() -> _Kernels | None:
     if found is None:
         return None
     functions = found.functions
-    functions.cadenza_sample.argtypes = (_NUMBER, _NUMBER, _SIZE, _SIZE, *(_ADDRESS,) * 3)
-    functions.cadenza_sample.restype = _NUMBER
+    try:
+        function = functions.cadenza_sample
+    except AttributeError:
+        return None  # compiled from other sources
+    function.argtypes = (
+        *(_NUMBER, _NUMBER, _SIZE, _SIZE),
+        *(_ADDRESS, _SIZE, _ADDRESS, _ADDRESS, _ADDRESS),
+    )
+    function.restype = _NUMBER
     return _Kernels(found.levels, functions)
 
 
@@ -62,32 +69,27 @@ def sample(
     found, number = _at(level)
     rows, size = logits.shape
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
-    values = {row: tensor.contiguous() for row, tensor in shaped.items()}
-    # A shaped row comes twice: what shaping has hidden in it may not be finite
-    addresses = np.arange(rows + len(values), dtype=np.uint64)
-    addresses *= np.uint64(logits.stride(0) * logits.element_size())
-    addresses += np.uint64(logits.data_ptr())
-    if values:
-        replaced = list(values)
-        addresses[rows:] = addresses[replaced]
-        addresses[replaced] = [tensor.data_ptr() for tensor in values.values()]
-        settings = np.concatenate((settings, np.zeros(len(values), dtype=SETTINGS)))
-    tokens = np.empty(len(addresses), dtype=np.int32)
+    instead = {row: values.contiguous() for row, values in shaped.items()}
+    addresses = None
+    if instead:
+        addresses = np.zeros(rows, dtype=np.uint64)
+        for row, values in instead.items():
+            addresses[row] = values.data_ptr()
     settings = np.ascontiguousarray(settings)
+    tokens = np.empty(rows, dtype=np.int32)
     if found.functions.cadenza_sample(
         number,
         torch.get_num_threads(),
-        len(addresses),
+        rows,
         size,
-        addresses.ctypes.data,
+        logits.data_ptr(),
+        logits.stride(0),
+        None if addresses is None else addresses.ctypes.data,
         settings.ctypes.data,
         tokens.ctypes.data,
     ):
         raise MemoryError(f"no memory to filter {size} logits")
-    for row, token in zip(values, tokens[rows:].tolist(), strict=True):
-        if token < 0:
-            tokens[row] = -1
-    return tokens[:rows]
+    return tokens
 
 
 def _at(level: str | None) -> tuple[_Kernels, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -304,6 +305,13 @@ def test_without_the_library_the_reference_samples(monkeypatch: pytest.MonkeyPat
     assert sample(logits, rows, {}).tolist() == sample_reference(logits, rows, {}).tolist()
     with pytest.raises(RuntimeError, match="not compiled"):
         native.sample(logits, rows, {})
+
+
+@needs_library
+def test_a_library_without_these_kernels_is_as_none(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(native, "library", lambda: SimpleNamespace(functions=object()))
+
+    assert native._kernels.__wrapped__() is None
 
 
 @needs_library
