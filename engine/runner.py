@@ -24,7 +24,6 @@ from cadenza.engine.models import Llama, ModelBatch, ProgressCallback
 from cadenza.engine.prompt_scores import PromptScorer
 from cadenza.engine.sampler import NOTHING_SAMPLED, Sampled, Sampler
 from cadenza.kernels.linear import backend
-from cadenza.kernels.paged_attention import Workspace, plan_attention
 from cadenza.scheduler.plan import Int32Array, PromptScores, StepOutcome, StepPlan, StepTimes
 from cadenza.wire.messages import EngineConfig, Sampling
 
@@ -50,7 +49,6 @@ class ModelRunner:
         self._copier = copier
         self._sampler = sampler
         self._settings = settings
-        self._workspace = Workspace()
         self._scorer = PromptScorer(model)
         self._prompt_scores: Sequence[PromptScores] = ()  # of the pass under way
 
@@ -106,23 +104,16 @@ class ModelRunner:
         return self._sampler.sample(self.logits(plan), plan.sample_seats, positions)
 
     def _batch(self, plan: StepPlan, sampled_rows: Int32Array) -> ModelBatch:
-        to_device, block_size = self._to_device, self._cache.shape.block_size
+        to_device = self._to_device
         last_tokens, layout = np.cumsum(plan.num_new) - 1, plan.layout()
         return ModelBatch(
             tokens=to_device(layout.tokens),
             positions=to_device(layout.positions),
             blocks=to_device(layout.blocks),
             offsets=to_device(layout.offsets),
-            attention=plan_attention(
-                plan.num_context,
-                plan.num_new,
-                layout.block_tables,
-                block_size=block_size,
-                group=self._model.config.group,
-                head_dim=self._model.config.head_dim,
-                device=self._model.device,
-                workspace=self._workspace,
-            ),
+            num_context=plan.num_context,
+            num_new=plan.num_new,
+            block_tables=layout.block_tables,
             sampled=to_device(last_tokens[sampled_rows]),
         )
 

@@ -1,21 +1,28 @@
-"""What a model's forward pass needs to know of a step, on the model's device."""
+"""What a model's forward pass needs to know of a step."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
-from cadenza.kernels.paged_attention import AttentionLayout
+Int32Array = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelBatch:
-    """One step: tokens of many rows, one row after another. Index tensors are int64."""
+    """One step: tokens of many rows, one row after another.
+
+    Tensors are int64, on the model's device.
+    """
 
     tokens: Tensor  # [tokens]
     positions: Tensor  # [tokens], in the row's sequence
     blocks: Tensor  # [tokens], cache block that takes the token's keys and values
     offsets: Tensor  # [tokens], place in that block
-    attention: AttentionLayout
+    num_context: Int32Array  # [rows], tokens whose keys and values are in the cache already
+    num_new: Int32Array  # [rows]
+    block_tables: Int32Array  # [rows, blocks]
     sampled: Tensor  # [sampled], index of each token whose logits are wanted

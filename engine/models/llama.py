@@ -1,13 +1,8 @@
-"""The Llama family: grouped-query attention, rotary positions, RMSNorm, SwiGLU.
-
-Weights that read the same input are fused: queries, keys and values into one product, gate and
-up into another.
-"""
+"""The Llama family: grouped-query attention, rotary positions, RMSNorm, SwiGLU."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,23 +10,12 @@ from torch import Tensor
 from cadenza.engine.kv_cache import KVCache
 from cadenza.engine.models.batch import ModelBatch
 from cadenza.engine.models.config import ModelConfig, RopeScaling
+from cadenza.engine.models.plain_layers import PlainLayers
 from cadenza.engine.models.weights import ProgressCallback, WeightSource
-from cadenza.kernels.kv_write import kv_write
+from cadenza.kernels.decoder_layers import DecoderShape, LayerWeights, NativeLayers, is_supported
 from cadenza.kernels.linear import Weight, linear, pack
-from cadenza.kernels.paged_attention import paged_attention
 from cadenza.kernels.rms_norm import rms_norm
-from cadenza.kernels.rotary_embedding import RotaryTables, rotary_embedding, rotary_tables
-from cadenza.kernels.silu_mul import silu_mul
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Layer:
-    attention_norm: Tensor  # [hidden]
-    qkv: Weight  # [(heads + 2 kv_heads) * head_dim, hidden]
-    output: Weight  # [hidden, heads * head_dim]
-    mlp_norm: Tensor  # [hidden]
-    gate_up: Weight  # [2 * intermediate, hidden]
-    down: Weight  # [hidden, intermediate]
+from cadenza.kernels.rotary_embedding import RotaryTables, rotary_tables
 
 
 class Llama:
@@ -41,17 +25,15 @@ class Llama:
         self,
         config: ModelConfig,
         embedding: Tensor,
-        layers: tuple[_Layer, ...],
+        layers: NativeLayers | PlainLayers,
         norm: Tensor,
         head: Weight,
-        rotary: RotaryTables,
     ) -> None:
         self.config = config
         self._embedding = embedding
         self._layers = layers
         self._norm = norm
         self._head = head
-        self._rotary = rotary
 
     @property
     def dtype(self) -> torch.dtype:
@@ -71,41 +53,26 @@ class Llama:
     def hidden(self, batch: ModelBatch, cache: KVCache) -> Tensor:
         """Compute all tokens of the batch, write their keys and values.
 
-        Returns what comes out of the last layer, [tokens, hidden].
+        Returns what comes out of the last layer, [tokens, hidden]: of the model's dtype, or fp32.
         """
         hidden = self._embedding.index_select(0, batch.tokens)
-        rotary = self._rotary.at(batch.positions)
-        for index, layer in enumerate(self._layers):
-            hidden = self._layer(layer, hidden, cache.layer(index), batch, rotary)
-        return hidden
+        if isinstance(self._layers, PlainLayers):
+            return self._layers.forward(hidden, cache, batch)
+        return self._layers.forward(
+            hidden.float(),
+            cache.blocks,
+            positions=batch.positions,
+            blocks=batch.blocks,
+            offsets=batch.offsets,
+            num_context=batch.num_context,
+            num_new=batch.num_new,
+            block_tables=batch.block_tables,
+        )
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits after tokens that `hidden` computed, [tokens, vocab_size], fp32."""
-        normed = rms_norm(hidden, self._norm, self.config.norm_eps)
-        return linear(normed, self._head).float()
-
-    def _layer(
-        self, layer: _Layer, hidden: Tensor, cache: Tensor, batch: ModelBatch, rotary: RotaryTables
-    ) -> Tensor:
-        eps = self.config.norm_eps
-        normed = rms_norm(hidden, layer.attention_norm, eps)
-        attended = self._attend(linear(normed, layer.qkv), cache, batch, rotary)
-        hidden = hidden + linear(attended, layer.output)
-        normed = rms_norm(hidden, layer.mlp_norm, eps)
-        return hidden + linear(silu_mul(linear(normed, layer.gate_up)), layer.down)
-
-    def _attend(
-        self, qkv: Tensor, cache: Tensor, batch: ModelBatch, rotary: RotaryTables
-    ) -> Tensor:
-        """[tokens, (heads + 2 kv_heads) * head_dim] -> [tokens, heads * head_dim]."""
-        config = self.config
-        heads = qkv.view(len(qkv), -1, config.head_dim)
-        rotated = config.num_heads + config.num_kv_heads
-        queries_keys = rotary_embedding(heads[:, :rotated], rotary.cos, rotary.sin)
-        queries, keys = queries_keys.tensor_split((config.num_heads,), dim=1)
-        kv_write(keys, heads[:, rotated:], cache, batch.blocks, batch.offsets)
-        scale = 1.0 / math.sqrt(config.head_dim)
-        return paged_attention(queries, cache, batch.attention, scale).flatten(1)
+        normed = rms_norm(hidden, self._norm.to(hidden.dtype), self.config.norm_eps)
+        return linear(normed.to(self.dtype), self._head, torch.float32)
 
 
 def load_llama(
@@ -128,16 +95,35 @@ def load_llama(
     head = embedding
     if not config.tied_embeddings:
         head = loader.tensor("lm_head.weight", config.vocab_size, config.hidden_size)
+    rotary = rotary_tables(loader.frequencies(), config.max_positions)
     model = Llama(
         config,
         embedding,
-        tuple(layers),
+        _layers(config, layers, rotary, dtype, device),
         loader.tensor("model.norm.weight", config.hidden_size),
         pack(head),
-        rotary_tables(loader.frequencies(), config.max_positions),
     )
     progress("weights", config.num_layers, config.num_layers)
     return model
+
+
+def _layers(
+    config: ModelConfig,
+    layers: list[LayerWeights],
+    rotary: RotaryTables,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> NativeLayers | PlainLayers:
+    shape = DecoderShape(
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        norm_eps=config.norm_eps,
+    )
+    kind = NativeLayers if is_supported(shape, dtype, device) else PlainLayers
+    return kind(shape, layers, rotary)
 
 
 class _Loader:
@@ -155,30 +141,27 @@ class _Loader:
         weight = self._source.get(name, shape).to(device=self._device, dtype=self._dtype)
         return weight.contiguous()
 
-    def layer(self, prefix: str) -> _Layer:
+    def layer(self, prefix: str) -> LayerWeights:
         config = self._config
         hidden, inner = config.hidden_size, config.intermediate_size
         query_rows = config.num_heads * config.head_dim
         key_rows = config.num_kv_heads * config.head_dim
         attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
-        return _Layer(
+        return LayerWeights(
             attention_norm=self.tensor(f"{prefix}.input_layernorm.weight", hidden),
-            qkv=self._fused(
-                (f"{attention}.q_proj.weight", query_rows, hidden),
-                (f"{attention}.k_proj.weight", key_rows, hidden),
-                (f"{attention}.v_proj.weight", key_rows, hidden),
+            qkv=torch.cat(
+                (
+                    self.tensor(f"{attention}.q_proj.weight", query_rows, hidden),
+                    self.tensor(f"{attention}.k_proj.weight", key_rows, hidden),
+                    self.tensor(f"{attention}.v_proj.weight", key_rows, hidden),
+                )
             ),
-            output=self._fused((f"{attention}.o_proj.weight", hidden, query_rows)),
+            output=self.tensor(f"{attention}.o_proj.weight", hidden, query_rows),
             mlp_norm=self.tensor(f"{prefix}.post_attention_layernorm.weight", hidden),
-            gate_up=self._fused(
-                (f"{mlp}.gate_proj.weight", inner, hidden),
-                (f"{mlp}.up_proj.weight", inner, hidden),
-            ),
-            down=self._fused((f"{mlp}.down_proj.weight", hidden, inner)),
+            gate=self.tensor(f"{mlp}.gate_proj.weight", inner, hidden),
+            up=self.tensor(f"{mlp}.up_proj.weight", inner, hidden),
+            down=self.tensor(f"{mlp}.down_proj.weight", hidden, inner),
         )
-
-    def _fused(self, *parts: tuple[str, int, int]) -> Weight:
-        return pack(torch.cat([self.tensor(*part) for part in parts]))
 
     def frequencies(self) -> Tensor:
         """Return the rotary frequencies [head_dim / 2], radians a token, fp32."""

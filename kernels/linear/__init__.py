@@ -24,7 +24,7 @@ class Weight(Protocol):
     @property
     def out_features(self) -> int: ...
 
-    def multiply(self, x: Tensor) -> Tensor: ...
+    def multiply(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor: ...
 
 
 class _TiledWeight:
@@ -37,15 +37,15 @@ class _TiledWeight:
     def out_features(self) -> int:
         return self._weight.shape[0]
 
-    def multiply(self, x: Tensor) -> Tensor:
-        return linear_reference(x, self._weight)
+    def multiply(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        return linear_reference(x, self._weight).to(dtype or x.dtype)
 
 
 class _LibraryWeight(_TiledWeight):
     """One library call, not row-invariant: what CUDA uses."""
 
-    def multiply(self, x: Tensor) -> Tensor:
-        return torch.nn.functional.linear(x, self._weight)
+    def multiply(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        return torch.nn.functional.linear(x, self._weight).to(dtype or x.dtype)
 
 
 def backend(dtype: torch.dtype) -> str:
@@ -68,6 +68,10 @@ def pack(weight: Tensor) -> Weight:
     return _TiledWeight(weight)
 
 
-def linear(x: Tensor, weight: Weight) -> Tensor:
-    """Return x @ weight.T: [rows, in_features] -> [rows, out_features], in the dtype of x."""
-    return weight.multiply(x)
+def linear(x: Tensor, weight: Weight, dtype: torch.dtype | None = None) -> Tensor:
+    """Return x @ weight.T: [rows, in_features] -> [rows, out_features].
+
+    dtype: of the result, that of x or fp32; that of x by default. fp32 is not rounded before, where
+    the backend can do so.
+    """
+    return weight.multiply(x, dtype)

@@ -4,7 +4,7 @@ Each output is one fp32 sum over the inputs in ascending order, whatever the num
 threads, so that a row is bitwise the same in any batch. Levels of instruction sets differ from
 each other: fused multiply-adds do not round the product, AMX adds the even and the odd inputs of
 32 apart, and with both AMX and AVX-512 BF16 the machine takes bf16 denormals for zeros. fp32 sums
-of bf16 products are rounded to bf16 once, at the end.
+of bf16 products are rounded to bf16 once, at the end, or not at all.
 """
 
 from __future__ import annotations
@@ -67,8 +67,18 @@ class PackedWeight:
     def out_features(self) -> int:
         return self._shape[0]
 
-    def multiply(self, x: Tensor) -> Tensor:
-        """Return x @ weight.T in the dtype of both.
+    @property
+    def level(self) -> int:
+        """The number of the instruction set that it is multiplied with."""
+        return self._level
+
+    @property
+    def address(self) -> int:
+        """Where the panels lie."""
+        return self._packed.data_ptr()
+
+    def multiply(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """Return x @ weight.T in `dtype`: that of both by default, or the other of the two.
 
         Raises ValueError for an x that is not [rows, in_features] on the CPU in that dtype.
         """
@@ -79,7 +89,7 @@ class PackedWeight:
                 f" {_named(self._dtype)} on the CPU"
             )
         x = x.contiguous()
-        y = torch.empty(len(x), out_features, dtype=self._dtype)
+        y = torch.empty(len(x), out_features, dtype=dtype or self._dtype)
         self._library.linear(
             self._level,
             _DTYPES[self._dtype],
@@ -89,6 +99,7 @@ class PackedWeight:
             in_features,
             self._packed.data_ptr(),
             out_features,
+            _DTYPES[y.dtype],
             y.data_ptr(),
         )
         return y

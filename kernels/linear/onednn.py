@@ -65,12 +65,13 @@ class PackedWeight:
         """Multiply in one library call, whatever the number of rows."""
         return _multiply(x, self._packed)
 
-    def multiply(self, x: Tensor) -> Tensor:
+    def multiply(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        dtype = dtype or x.dtype
         most = self._row_counts[-1]
         with self._threads():
             if 0 < len(x) <= most:
-                return self._padded(x)
-            y = x.new_empty(len(x), self._shape[0])
+                return self._padded(x).to(dtype)
+            y = torch.empty(len(x), self._shape[0], dtype=dtype)
             for start in range(0, len(x), most):
                 y[start : start + most] = self._padded(x[start : start + most])
             return y

@@ -11,11 +11,59 @@ from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
-__all__ = ["BFLOAT16", "FLOAT32", "Library", "library"]
+__all__ = ["BFLOAT16", "FLOAT32", "Layer", "Library", "Model", "Step", "Times", "library"]
 
 FLOAT32, BFLOAT16 = 0, 1  # dtypes, as in linear.h
 
 _ADDRESS, _SIZE, _NUMBER = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
+
+
+class Layer(ctypes.Structure):
+    """`CadenzaLayer` of layers.cpp, as are the next three."""
+
+    _fields_ = tuple(
+        (name, _ADDRESS)
+        for name in ("attention_norm", "qkv", "output", "mlp_norm", "gate_up", "down")
+    )
+
+
+class Model(ctypes.Structure):
+    _fields_ = (
+        ("level", _NUMBER),
+        ("dtype", _NUMBER),
+        ("num_layers", _SIZE),
+        ("layers", ctypes.POINTER(Layer)),
+        ("hidden", _SIZE),
+        ("heads", _SIZE),
+        ("kv_heads", _SIZE),
+        ("head_dim", _SIZE),
+        ("inner", _SIZE),
+        ("eps", ctypes.c_float),
+        ("scale", ctypes.c_float),
+        ("cos", _ADDRESS),
+        ("sin", _ADDRESS),
+    )
+
+
+class Step(ctypes.Structure):
+    _fields_ = (
+        ("tokens", _SIZE),
+        ("rows", _SIZE),
+        ("positions", _ADDRESS),
+        ("blocks", _ADDRESS),
+        ("offsets", _ADDRESS),
+        ("num_context", _ADDRESS),
+        ("num_new", _ADDRESS),
+        ("tables", _ADDRESS),
+        ("table_width", _SIZE),
+        ("cache", _ADDRESS),
+        ("block_size", _SIZE),
+        ("hidden", _ADDRESS),
+    )
+
+
+class Times(ctypes.Structure):
+    _fields_ = (("products", _SIZE), ("attention", _SIZE), ("rest", _SIZE))
 
 
 class Library:
@@ -35,8 +83,11 @@ class Library:
         self._pack.argtypes = (_ADDRESS, _SIZE, _SIZE, _NUMBER, _ADDRESS)
         self._pack.restype = None
         self._linear = functions.cadenza_linear
-        product = (_ADDRESS, _SIZE, _SIZE, _ADDRESS, _SIZE, _ADDRESS)
+        product = (_ADDRESS, _SIZE, _SIZE, _ADDRESS, _SIZE, _NUMBER, _ADDRESS)
         self._linear.argtypes, self._linear.restype = (*(_NUMBER,) * 3, *product), _NUMBER
+        self._layers = functions.cadenza_layers
+        self._layers.argtypes = (*map(ctypes.POINTER, (Model, Step)), _NUMBER, ctypes.POINTER(Times))
+        self._layers.restype = _NUMBER
         self.levels = self._levels()
 
     def _levels(self) -> tuple[str, ...]:
@@ -66,11 +117,18 @@ class Library:
         in_features: int,
         packed: int,
         out_features: int,
+        y_dtype: int,
         y: int,
     ) -> None:
         """Write x times the transposed weight to y, [rows, out_features]. Raises MemoryError."""
-        if self._linear(level, dtype, threads, x, rows, in_features, packed, out_features, y):
+        shape = (x, rows, in_features, packed, out_features)
+        if self._linear(level, dtype, threads, *shape, y_dtype, y):
             raise MemoryError(f"no memory to pad {rows} rows of {in_features} inputs")
+
+    def layers(self, model: Model, step: Step, threads: int, times: Times) -> None:
+        """Compute all layers of a step; adds to the times. Raises MemoryError."""
+        if self._layers(model, step, threads, times):
+            raise MemoryError(f"no memory for what layers keep of {step.tokens} tokens")
 
 
 @cache

@@ -1,5 +1,5 @@
 // AMX: an instruction multiplies tiles of 16 rows, 32 inputs and 16 outputs. fp32 as in AVX-512.
-#include "linear.h"
+#include "level.h"
 
 #if defined(__x86_64__)
 
@@ -11,6 +11,8 @@
 
 namespace cadenza {
 namespace {
+
+#include "elementwise.h"
 
 constexpr int64_t kTileRows = 16, kTileInputs = 32;
 constexpr int64_t kStepBytes = kPanel * kTileInputs * 2;  // of a panel
@@ -32,17 +34,6 @@ struct alignas(64) TileConfig {
     row_bytes[number] = count ? 64 : 0;
   }
 };
-
-TARGET inline void store(const Tile& t, const float (&sums)[2 * kTileRows][kPanel]) {
-  for (int64_t row = 0; row < t.rows; ++row) {
-    for (int64_t i = 0; i < t.outputs; i += 16) {
-      const int64_t left = t.outputs - i < 16 ? t.outputs - i : 16;
-      _mm256_mask_storeu_epi16(t.y + row * t.y_stride + 2 * i,
-                               static_cast<__mmask16>((1u << left) - 1),
-                               (__m256i)_mm512_cvtneps_pbh(_mm512_load_ps(&sums[row][i])));
-    }
-  }
-}
 
 TARGET inline void prefetch(const char* weight) {
   for (int64_t line = 0; line < kStepBytes; line += 64)
@@ -86,7 +77,7 @@ TARGET void tile_of(const Tile& t) {
     _tile_stored(3, &sums[kTileRows][16], stride);
   }
   _tile_release();
-  store(t, sums);
+  finish(t, &sums[0][0], kPanel);
 }
 
 void tile(const Tile& t) { (t.rows > kTileRows ? tile_of<true> : tile_of<false>)(t); }
@@ -96,7 +87,8 @@ void tile(const Tile& t) { (t.rows > kTileRows ? tile_of<true> : tile_of<false>)
 const Level* amx_level() {
   static const Level level{
       "amx",
-      {avx512_level()->kernels[kFloat32], {2 * kTileRows, 0, kTileInputs, tile}},
+      {avx512_level()->kernels[kFloat32], {2 * kTileRows, 0, tile}},
+      kElementwise,
   };
   return &level;
 }

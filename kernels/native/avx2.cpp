@@ -1,5 +1,5 @@
 // AVX2 with fused multiply-adds: bf16 weights are widened to fp32.
-#include "linear.h"
+#include "level.h"
 
 #if defined(__x86_64__)
 
@@ -9,6 +9,8 @@
 
 namespace cadenza {
 namespace {
+
+#include "elementwise.h"
 
 constexpr int64_t kRows = 3;      // of four registers each: 12 of 16 hold sums
 constexpr int64_t kAhead = 2048;  // bytes of a panel that are fetched before they are needed
@@ -37,8 +39,6 @@ struct Float32 {
         sums[row][i] = _mm256_fmadd_ps(weights[i], value, sums[row][i]);
     }
   }
-
-  static float result(float sum) { return sum; }
 };
 
 struct Bfloat16 {
@@ -61,8 +61,6 @@ struct Bfloat16 {
       }
     }
   }
-
-  static uint16_t result(float sum) { return to_bfloat16(sum); }
 };
 
 template <class Format, int ROWS>
@@ -80,12 +78,9 @@ TARGET void tile_of(const Tile& t) {
     weight += step_bytes;
     x += Format::kStep * sizeof(Value);
   }
-  EACH(row, ROWS) {
-    alignas(32) float results[kPanel];
-    EACH(i, kVectors) _mm256_store_ps(results + 8 * i, sums[row][i]);
-    auto* y = reinterpret_cast<Value*>(t.y + row * t.y_stride);
-    for (int64_t i = 0; i < t.outputs; ++i) y[i] = Format::result(results[i]);
-  }
+  alignas(32) float results[ROWS][kPanel];
+  EACH(row, ROWS) EACH(i, kVectors) _mm256_store_ps(&results[row][8 * i], sums[row][i]);
+  finish(t, &results[0][0], kPanel);
 }
 
 template <class Format>
@@ -97,7 +92,8 @@ void tile(const Tile& t) {
 
 constexpr Level kLevel{
     "avx2",
-    {{kRows, 0, 1, tile<Float32>}, {kRows, 0, 2, tile<Bfloat16>}},
+    {{kRows, 0, tile<Float32>}, {kRows, 0, tile<Bfloat16>}},
+    kElementwise,
 };
 
 }  // namespace

@@ -1,5 +1,5 @@
 // AVX-512: bf16 weights are widened to fp32, two fused multiply-adds a pair of inputs.
-#include "linear.h"
+#include "level.h"
 
 #if defined(__x86_64__)
 
@@ -10,19 +10,12 @@
 namespace cadenza {
 namespace {
 
+#include "elementwise.h"
+
 // The first or second bf16 of each pair, as fp32.
 TARGET inline __m512 widened(__m512i pairs, int half) {
   const __m512i high = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
   return _mm512_castsi512_ps(half ? _mm512_and_si512(pairs, high) : _mm512_slli_epi32(pairs, 16));
-}
-
-TARGET inline __m256i rounded(__m512 sums) {
-  const __m512i bits = _mm512_castps_si512(sums);
-  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-  const __m512i nearest = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-  const __mmask16 is_nan = _mm512_cmp_ps_mask(sums, sums, _CMP_UNORD_Q);
-  return _mm512_cvtepi32_epi16(
-      _mm512_mask_mov_epi32(_mm512_srli_epi32(nearest, 16), is_nan, _mm512_set1_epi32(0x7fc0)));
 }
 
 struct Float32 {
@@ -40,10 +33,6 @@ struct Float32 {
       EACH(i, 2 * PANELS)
         sums[row][i] = _mm512_fmadd_ps(weights[i], value, sums[row][i]);
     }
-  }
-
-  TARGET static void store(char* y, __m512 sums, int64_t outputs) {
-    _mm512_mask_storeu_ps(y, static_cast<__mmask16>((1u << outputs) - 1), sums);
   }
 };
 
@@ -67,17 +56,14 @@ struct Bfloat16 {
       }
     }
   }
-
-  TARGET static void store(char* y, __m512 sums, int64_t outputs) {
-    _mm256_mask_storeu_epi16(y, static_cast<__mmask16>((1u << outputs) - 1), rounded(sums));
-  }
 };
 
 #include "avx512_tile.h"
 
 constexpr Level kLevel{
     "avx512",
-    {{kNarrowRows, kWideRows, 1, tile<Float32>}, {kNarrowRows, kWideRows, 2, tile<Bfloat16>}},
+    {{kNarrowRows, kWideRows, tile<Float32>}, {kNarrowRows, kWideRows, tile<Bfloat16>}},
+    kElementwise,
 };
 
 }  // namespace

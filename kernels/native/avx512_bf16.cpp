@@ -1,5 +1,5 @@
 // AVX-512 with BF16: an instruction multiplies 16 pairs of bf16 and adds both products.
-#include "linear.h"
+#include "level.h"
 
 #if defined(__x86_64__)
 
@@ -10,6 +10,8 @@
 
 namespace cadenza {
 namespace {
+
+#include "elementwise.h"
 
 struct Bfloat16 {
   static constexpr int64_t kSize = 2, kStep = 2;
@@ -28,11 +30,6 @@ struct Bfloat16 {
         sums[row][i] = _mm512_dpbf16_ps(sums[row][i], weights[i], value);
     }
   }
-
-  TARGET static void store(char* y, __m512 sums, int64_t outputs) {
-    _mm256_mask_storeu_epi16(y, static_cast<__mmask16>((1u << outputs) - 1),
-                             (__m256i)_mm512_cvtneps_pbh(sums));
-  }
 };
 
 #include "avx512_tile.h"
@@ -42,7 +39,8 @@ struct Bfloat16 {
 const Level* avx512_bf16_level() {
   static const Level level{
       "avx512-bf16",
-      {avx512_level()->kernels[kFloat32], {kNarrowRows, kWideRows, 2, tile<Bfloat16>}},
+      {avx512_level()->kernels[kFloat32], {kNarrowRows, kWideRows, tile<Bfloat16>}},
+      kElementwise,
   };
   return &level;
 }

@@ -2,7 +2,7 @@
 // functions, and inside its own namespace, so that no function is shared with another level.
 //
 // A format says how wide a value is (kSize), how many inputs a step takes (kStep), and has `step`,
-// which adds a step's products, and `store`, which writes up to 16 results.
+// which adds a step's products.
 
 constexpr int64_t kNarrowRows = 12, kWideRows = 6;  // both take 24 of the 32 registers for sums
 constexpr int64_t kAhead = 2048;  // bytes of a panel that are fetched before they are needed
@@ -22,14 +22,9 @@ TARGET void tile_of(const Tile& t) {
     weight += step_bytes;
     x += Format::kStep * Format::kSize;
   }
-  EACH(row, ROWS) {
-    EACH(i, 2 * PANELS) {
-      const int64_t left = t.outputs - 16 * i;
-      if (left > 0)
-        Format::store(t.y + row * t.y_stride + 16 * i * Format::kSize, sums[row][i],
-                      left < 16 ? left : 16);
-    }
-  }
+  alignas(64) float results[ROWS][kPanel * PANELS];
+  EACH(row, ROWS) EACH(i, 2 * PANELS) _mm512_store_ps(&results[row][16 * i], sums[row][i]);
+  finish(t, &results[0][0], kPanel * PANELS);
 }
 
 template <class Format>

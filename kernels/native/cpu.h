@@ -1,7 +1,7 @@
 // Which levels this machine may run.
 #pragma once
 
-#include "linear.h"
+#include "level.h"
 
 namespace cadenza {
 

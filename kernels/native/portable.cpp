@@ -1,19 +1,14 @@
 // Plain C++, for any machine. Sums of fp32 products, each product and each sum rounded.
-#include <cstring>
+#include "level.h"
 
-#include "linear.h"
+#define TARGET
 
 namespace cadenza {
 namespace {
 
-constexpr int64_t kRows = 4;
+#include "elementwise.h"
 
-float from_bfloat16(uint16_t value) {
-  const uint32_t bits = static_cast<uint32_t>(value) << 16;
-  float result;
-  std::memcpy(&result, &bits, sizeof result);
-  return result;
-}
+constexpr int64_t kRows = 4;
 
 struct Float32 {
   using Value = float;
@@ -21,7 +16,6 @@ struct Float32 {
     return panel[input * kPanel + output];
   }
   static float x(const float* row, int64_t input) { return row[input]; }
-  static float result(float sum) { return sum; }
 };
 
 struct Bfloat16 {
@@ -30,7 +24,6 @@ struct Bfloat16 {
     return from_bfloat16(panel[((input / 2) * kPanel + output) * 2 + input % 2]);
   }
   static float x(const uint16_t* row, int64_t input) { return from_bfloat16(row[input]); }
-  static uint16_t result(float sum) { return to_bfloat16(sum); }
 };
 
 template <class Format>
@@ -47,15 +40,13 @@ void tile(const Tile& t) {
       for (int64_t i = 0; i < kPanel; ++i) sums[row][i] += weights[i] * x;
     }
   }
-  for (int64_t row = 0; row < t.rows; ++row) {
-    auto* y = reinterpret_cast<Value*>(t.y + row * t.y_stride);
-    for (int64_t i = 0; i < t.outputs; ++i) y[i] = Format::result(sums[row][i]);
-  }
+  finish(t, &sums[0][0], kPanel);
 }
 
 constexpr Level kLevel{
     "portable",
-    {{kRows, 0, 1, tile<Float32>}, {kRows, 0, 1, tile<Bfloat16>}},
+    {{kRows, 0, tile<Float32>}, {kRows, 0, tile<Bfloat16>}},
+    kElementwise,
 };
 
 }  // namespace

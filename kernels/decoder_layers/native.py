@@ -1,0 +1,227 @@
+"""All layers of a model in one call of our C++ kernels, over weights that were packed once.
+
+What passes from layer to layer stays in fp32 whatever the dtype of the weights; inputs of products,
+keys, values and the softmax's weights are rounded to that dtype. Scores, sums and norms are fp32.
+Each of them is added in an order that neither other rows, nor chunks, blocks or threads change, so
+that a row is bitwise the same in any batch. Levels of instruction sets differ from each other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from cadenza.kernels.linear.native import PackedWeight
+from cadenza.kernels.native import Layer, Library, Model, Step, Times, library
+from cadenza.kernels.rotary_embedding import RotaryTables
+
+_DTYPES = (torch.float32, torch.bfloat16)
+_MOST_HEAD_DIM, _MOST_GROUP = 256, 32  # of attention.h: what one thread works with is of fixed size
+_GATES = 16  # and as many ups are neighbours in a packed weight
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderShape:
+    """Sizes that all layers share."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    norm_eps: float
+
+
+class LayerWeights(NamedTuple):
+    """One layer's weights, as checkpoints have them."""
+
+    attention_norm: Tensor  # [hidden]
+    qkv: Tensor  # [(heads + 2 kv_heads) * head_dim, hidden]
+    output: Tensor  # [hidden, heads * head_dim]
+    mlp_norm: Tensor  # [hidden]
+    gate: Tensor  # [intermediate, hidden]
+    up: Tensor  # [intermediate, hidden]
+    down: Tensor  # [hidden, intermediate]
+
+
+class PartTimes(NamedTuple):
+    """Seconds that the parts of all calls took."""
+
+    products_s: float
+    attention_s: float
+    rest_s: float
+
+
+class _PackedLayer(NamedTuple):
+    attention_norm: Tensor
+    qkv: PackedWeight
+    output: PackedWeight
+    mlp_norm: Tensor
+    gate_up: PackedWeight
+    down: PackedWeight
+
+
+def is_supported(shape: DecoderShape, dtype: torch.dtype, device: torch.device) -> bool:
+    """Tell whether there are kernels for such layers."""
+    return (
+        device.type == "cpu"
+        and dtype in _DTYPES
+        and library() is not None
+        and shape.head_dim % 2 == 0
+        and shape.head_dim <= _MOST_HEAD_DIM
+        and shape.num_heads // shape.num_kv_heads <= _MOST_GROUP
+    )
+
+
+class NativeLayers:
+    """The layers of one model. Stateless but for the times: all that a step changes is in the cache.
+
+    One thread may call it at a time.
+    """
+
+    def __init__(
+        self,
+        shape: DecoderShape,
+        layers: Sequence[LayerWeights],
+        rotary: RotaryTables,
+        level: str | None = None,
+    ) -> None:
+        """level: one of `kernels.linear.native.levels()`, the fastest by default.
+
+        Raises ValueError as `PackedWeight` does.
+        """
+        found = library()
+        assert found is not None, "is_supported was not asked"
+        self._library: Library = found
+        self._shape = shape
+        self._packed = tuple(_packed(weights, level) for weights in layers)
+        self._dtype = layers[0].qkv.dtype
+        self._rotary = RotaryTables(rotary.cos.contiguous(), rotary.sin.contiguous())
+        self._layers = (Layer * len(layers))(*(_addresses(layer) for layer in self._packed))
+        self._model = Model(
+            self._packed[0].qkv.level,
+            _DTYPES.index(self._dtype),
+            len(layers),
+            self._layers,
+            shape.hidden_size,
+            shape.num_heads,
+            shape.num_kv_heads,
+            shape.head_dim,
+            _padded(shape.intermediate_size),
+            shape.norm_eps,
+            1.0 / math.sqrt(shape.head_dim),
+            self._rotary.cos.data_ptr(),
+            self._rotary.sin.data_ptr(),
+        )
+        self._times = Times()
+
+    @property
+    def times(self) -> PartTimes:
+        """What all calls took so far."""
+        times = self._times
+        return PartTimes(times.products / 1e9, times.attention / 1e9, times.rest / 1e9)
+
+    def forward(
+        self,
+        hidden: Tensor,
+        cache: Tensor,
+        *,
+        positions: Tensor,
+        blocks: Tensor,
+        offsets: Tensor,
+        num_context: npt.NDArray[np.int32],
+        num_new: npt.NDArray[np.int32],
+        block_tables: npt.NDArray[np.int32],
+    ) -> Tensor:
+        """Return hidden [tokens, hidden], fp32, after the last layer; it is changed in place.
+
+        cache: [num_blocks, layers, 2, block_size, kv_heads, head_dim] of the weights' dtype, which
+        gets the new keys and values. positions, blocks, offsets: [tokens] int64. num_context,
+        num_new: [rows]; block_tables: [rows, blocks]. Rows lie one after another.
+        Raises ValueError for a tensor that is not so, and MemoryError.
+        """
+        self._check(hidden, cache)
+        num_context, num_new, tables = (
+            np.ascontiguousarray(array, dtype=np.int32)
+            for array in (num_context, num_new, block_tables)
+        )
+        step = Step(
+            len(hidden),
+            len(num_new),
+            positions.data_ptr(),
+            blocks.data_ptr(),
+            offsets.data_ptr(),
+            num_context.ctypes.data,
+            num_new.ctypes.data,
+            tables.ctypes.data,
+            tables.shape[1],
+            cache.data_ptr(),
+            cache.shape[3],
+            hidden.data_ptr(),
+        )
+        self._library.layers(self._model, step, torch.get_num_threads(), self._times)
+        return hidden
+
+    def _check(self, hidden: Tensor, cache: Tensor) -> None:
+        shape = self._shape
+        expected = [len(self._packed), 2, cache.shape[3], shape.num_kv_heads, shape.head_dim]
+        if (
+            list(cache.shape[1:]) != expected
+            or cache.dtype != self._dtype
+            or not cache.is_contiguous()
+        ):
+            raise ValueError(
+                f"the cache is {list(cache.shape)} of {cache.dtype};"
+                f" the layers take [blocks, {str(expected)[1:]} of {self._dtype}, contiguous"
+            )
+        if (
+            hidden.ndim != 2
+            or hidden.shape[1] != shape.hidden_size
+            or hidden.dtype != torch.float32
+            or not hidden.is_contiguous()
+        ):
+            raise ValueError(
+                f"hidden is {list(hidden.shape)} of {hidden.dtype};"
+                f" the layers take [tokens, {shape.hidden_size}] of torch.float32, contiguous"
+            )
+
+
+def _packed(weights: LayerWeights, level: str | None) -> _PackedLayer:
+    return _PackedLayer(
+        weights.attention_norm.float().contiguous(),
+        PackedWeight(weights.qkv, level),
+        PackedWeight(weights.output, level),
+        weights.mlp_norm.float().contiguous(),
+        PackedWeight(_interleaved(weights.gate, weights.up), level),
+        PackedWeight(weights.down, level),
+    )
+
+
+def _padded(intermediate_size: int) -> int:
+    return -(-intermediate_size // _GATES) * _GATES
+
+
+def _interleaved(gate: Tensor, up: Tensor) -> Tensor:
+    """Return 16 rows of gate, the 16 of up that they gate, and so on; zeros at the end."""
+    missing = _padded(len(gate)) - len(gate)
+    gate, up = (torch.nn.functional.pad(part, (0, 0, 0, missing)) for part in (gate, up))
+    pairs = torch.stack((gate.unflatten(0, (-1, _GATES)), up.unflatten(0, (-1, _GATES))), dim=1)
+    return pairs.flatten(0, 2)
+
+
+def _addresses(layer: _PackedLayer) -> Layer:
+    return Layer(
+        layer.attention_norm.data_ptr(),
+        layer.qkv.address,
+        layer.output.address,
+        layer.mlp_norm.data_ptr(),
+        layer.gate_up.address,
+        layer.down.address,
+    )

@@ -1,0 +1,4 @@
+// What Python calls: all else is hidden.
+#pragma once
+
+#define EXPORT __attribute__((visibility("default")))

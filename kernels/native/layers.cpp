@@ -1,0 +1,237 @@
+// All layers of a model over the new tokens of a step, in one call.
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <memory>
+#include <new>
+
+#include "attention.h"
+#include "cpu.h"
+#include "exported.h"
+#include "pool.h"
+#include "product.h"
+
+using namespace cadenza;
+
+extern "C" {
+
+// Norms are fp32, weights are packed in the model's dtype.
+struct CadenzaLayer {
+  const float* attention_norm;  // [hidden]
+  const void* qkv;              // [(heads + 2 kv_heads) * head_dim, hidden]
+  const void* output;           // [hidden, heads * head_dim]
+  const float* mlp_norm;        // [hidden]
+  const void* gate_up;          // [2 * inner, hidden], 16 gates before their 16 ups
+  const void* down;             // [hidden, inner]
+};
+
+struct CadenzaModel {
+  int32_t level, dtype;
+  int64_t num_layers;
+  const CadenzaLayer* layers;
+  int64_t hidden, heads, kv_heads, head_dim;
+  int64_t inner;  // a multiple of 16
+  float eps, scale;
+  const float* cos;  // [positions][head_dim / 2]
+  const float* sin;
+};
+
+// New tokens lie row after row; see plan.py.
+struct CadenzaStep {
+  int64_t tokens, rows;
+  const int64_t* positions;    // [tokens]
+  const int64_t* blocks;       // [tokens], where its keys and values go
+  const int64_t* offsets;      // [tokens]
+  const int32_t* num_context;  // [rows]
+  const int32_t* num_new;      // [rows]
+  const int32_t* tables;       // [rows][table_width]
+  int64_t table_width;
+  char* cache;  // [blocks][num_layers][2][block_size][kv_heads][head_dim], of the model's dtype
+  int64_t block_size;
+  float* hidden;  // [tokens][hidden], changed in place
+};
+
+// Nanoseconds that the parts of a call took.
+struct CadenzaTimes {
+  int64_t products, attention, rest;
+};
+
+}  // extern "C"
+
+namespace cadenza {
+namespace {
+
+constexpr int64_t kTokensATask = 16;  // where little is done for each
+
+struct Freed {
+  void operator()(char* memory) const { ::operator delete(memory, std::align_val_t{64}); }
+};
+
+// Rows of values in the model's dtype, with zeros past the last one, as products take them.
+class Rows {
+ public:
+  Rows(int64_t count, int64_t values, int32_t dtype)
+      : stride_(padded_depth(values, dtype) * size_of(dtype)),
+        memory_(static_cast<char*>(
+            ::operator new(static_cast<size_t>(count * stride_), std::align_val_t{64}))) {
+    const int64_t used = values * size_of(dtype);
+    if (used != stride_)
+      for (int64_t row = 0; row < count; ++row)
+        std::memset(at(row) + used, 0, static_cast<size_t>(stride_ - used));
+  }
+
+  char* at(int64_t row) const { return memory_.get() + row * stride_; }
+  int64_t stride() const { return stride_; }
+
+ private:
+  int64_t stride_;
+  std::unique_ptr<char, Freed> memory_;
+};
+
+class Clock {
+ public:
+  // Adds what has passed since the last call.
+  void add_to(int64_t& sum) {
+    const auto now = std::chrono::steady_clock::now();
+    sum += std::chrono::duration_cast<std::chrono::nanoseconds>(now - last_).count();
+    last_ = now;
+  }
+
+ private:
+  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
+};
+
+class Forward {
+ public:
+  Forward(const CadenzaModel& model, const CadenzaStep& step, int32_t threads, CadenzaTimes& times)
+      : m_(model), s_(step), threads_(threads), times_(times), level_(levels()[model.level]),
+        queries_keys_values_(
+            new char[static_cast<size_t>(step.tokens * qkv_size()) * sizeof(float)]),
+        normed_(step.tokens, model.hidden, model.dtype),
+        queries_(new char[static_cast<size_t>(step.tokens * query_bytes())]),
+        attended_(step.tokens, model.heads * model.head_dim, model.dtype),
+        gated_(step.tokens, model.inner, model.dtype) {}
+
+  void run() {
+    for (int64_t index = 0; index < m_.num_layers; ++index) {
+      const CadenzaLayer& layer = m_.layers[index];
+      norm(layer.attention_norm);
+      multiply(normed_, m_.hidden, layer.qkv, qkv_size(), Finish::kFloat32, qkv(0),
+               qkv_size() * sizeof(float));
+      attend(index);
+      multiply(attended_, m_.heads * m_.head_dim, layer.output, m_.hidden, Finish::kAdd,
+               hidden(0), m_.hidden * sizeof(float));
+      norm(layer.mlp_norm);
+      multiply(normed_, m_.hidden, layer.gate_up, 2 * m_.inner, gated_as(m_.dtype), gated_.at(0),
+               gated_.stride());
+      multiply(gated_, m_.inner, layer.down, m_.hidden, Finish::kAdd, hidden(0),
+               m_.hidden * sizeof(float));
+    }
+  }
+
+ private:
+  int64_t qkv_size() const { return (m_.heads + 2 * m_.kv_heads) * m_.head_dim; }
+  int64_t query_bytes() const { return m_.heads * m_.head_dim * size_of(m_.dtype); }
+  int64_t cache_token_bytes() const { return m_.kv_heads * m_.head_dim * size_of(m_.dtype); }
+  char* qkv(int64_t token) const {
+    return queries_keys_values_.get() + token * qkv_size() * static_cast<int64_t>(sizeof(float));
+  }
+  char* hidden(int64_t token) const { return reinterpret_cast<char*>(s_.hidden + token * m_.hidden); }
+
+  Cache cache(int64_t layer) const {
+    const int64_t layer_bytes = 2 * s_.block_size * cache_token_bytes();
+    return {s_.cache + layer * layer_bytes, m_.num_layers * layer_bytes, s_.block_size};
+  }
+
+  void multiply(const Rows& x, int64_t inputs, const void* weight, int64_t outputs, Finish finish,
+                char* y, int64_t y_stride) {
+    clock_.add_to(times_.rest);
+    Product{&level_->kernels[m_.dtype], m_.dtype, x.at(0), x.stride(), s_.tokens,
+            {static_cast<const char*>(weight), outputs, inputs}, finish, y, y_stride}
+        .run(threads_);
+    clock_.add_to(times_.products);
+  }
+
+  // Calls work(token) for all of them.
+  template <class Work>
+  void each_token(const Work& work) const {
+    struct Context {
+      const Work& work;
+      int64_t tokens;
+    } context{work, s_.tokens};
+    run_tasks(
+        threads_, (s_.tokens + kTokensATask - 1) / kTokensATask,
+        [](void* of, int64_t task) {
+          const auto& c = *static_cast<const Context*>(of);
+          const int64_t last = std::min((task + 1) * kTokensATask, c.tokens);
+          for (int64_t token = task * kTokensATask; token < last; ++token) c.work(token);
+        },
+        &context);
+  }
+
+  void norm(const float* weight) const {
+    each_token([&](int64_t token) {
+      level_->elementwise.norm(reinterpret_cast<const float*>(hidden(token)), weight, m_.hidden,
+                               m_.eps, m_.dtype, normed_.at(token));
+    });
+  }
+
+  void attend(int64_t layer) {
+    const Cache to = cache(layer);
+    each_token([&](int64_t token) { place(token, to); });
+    clock_.add_to(times_.rest);
+    Attention{level_, m_.dtype, m_.heads, m_.kv_heads, m_.head_dim, m_.scale, to, s_.rows,
+              s_.num_context, s_.num_new, s_.tables, s_.table_width, queries_.get(),
+              attended_.at(0), attended_.stride()}
+        .run(threads_);
+    clock_.add_to(times_.attention);
+  }
+
+  // Rotates a token's queries and keys; its keys and values go into the cache.
+  void place(int64_t token, const Cache& to) const {
+    const int64_t half = m_.head_dim / 2, bytes = m_.head_dim * size_of(m_.dtype);
+    const int64_t position = s_.positions[token];
+    const auto* from = reinterpret_cast<const float*>(qkv(token));
+    const auto rotate = [&](char* y) {
+      level_->elementwise.rotate(
+          {from, m_.cos + position * half, m_.sin + position * half, half, y}, m_.dtype);
+      from += m_.head_dim;
+    };
+    for (int64_t head = 0; head < m_.heads; ++head)
+      rotate(queries_.get() + token * query_bytes() + head * bytes);
+    char* keys = to.token(s_.blocks[token], s_.offsets[token], 0, cache_token_bytes());
+    for (int64_t head = 0; head < m_.kv_heads; ++head) rotate(keys + head * bytes);
+    char* values = to.token(s_.blocks[token], s_.offsets[token], 1, cache_token_bytes());
+    level_->elementwise.convert(from, m_.kv_heads * m_.head_dim, 1.0f, m_.dtype, values);
+  }
+
+  const CadenzaModel& m_;
+  const CadenzaStep& s_;
+  const int32_t threads_;
+  CadenzaTimes& times_;
+  const Level* const level_;
+  std::unique_ptr<char[]> queries_keys_values_;  // [tokens][qkv_size], fp32
+  const Rows normed_;
+  std::unique_ptr<char[]> queries_;  // [tokens][heads][head_dim], of the dtype
+  const Rows attended_;
+  const Rows gated_;
+  Clock clock_;
+};
+
+}  // namespace
+}  // namespace cadenza
+
+extern "C" {
+
+// Returns 0, or 1 when there is no memory; `times` is added to.
+EXPORT int32_t cadenza_layers(const CadenzaModel* model, const CadenzaStep* step, int32_t threads,
+                              CadenzaTimes* times) {
+  try {
+    Forward(*model, *step, threads, *times).run();
+  } catch (const std::bad_alloc&) {
+    return 1;
+  }
+  return 0;
+}
+
+}  // extern "C"

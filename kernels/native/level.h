@@ -1,0 +1,111 @@
+// What the levels of instruction sets offer.
+//
+// A weight lies in panels of 32 outputs, the last one padded with zeros:
+//   fp32 [outputs / 32][inputs][32], bf16 [outputs / 32][inputs / 2][32][2].
+// A tile is a few rows by one or two panels. Whoever computes it takes the inputs in ascending order
+// into one fp32 sum an output, so that a sum depends neither on the tile's shape nor on the thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace cadenza {
+
+constexpr int64_t kPanel = 32;       // outputs a panel
+constexpr int64_t kMaxTileRows = 32; // of any level
+constexpr int64_t kBf16Depth = 32;   // inputs of packed bf16 weights are padded to a multiple
+
+enum Dtype : int32_t { kFloat32 = 0, kBfloat16 = 1 };
+
+// What becomes of a tile's sums. Gated: of each 32 outputs the first 16 are gates, whose silu
+// multiplies the other 16, so that 16 values are written.
+enum class Finish : int32_t { kFloat32, kBfloat16, kAdd, kGatedFloat32, kGatedBfloat16 };
+
+inline Finish stored_as(int32_t dtype) { return static_cast<Finish>(dtype); }
+inline Finish gated_as(int32_t dtype) {
+  return dtype == kBfloat16 ? Finish::kGatedBfloat16 : Finish::kGatedFloat32;
+}
+
+struct Tile {
+  const char* x;       // first row
+  int64_t x_stride;    // bytes
+  const char* weight;  // first panel
+  int64_t panel_bytes;
+  int64_t depth;       // inputs; those of x and of the weight are padded to the level's multiple
+  char* y;             // first row and output
+  int64_t y_stride;    // bytes
+  int64_t rows;
+  int64_t outputs;     // at most 64: no more are written
+  Finish finish;
+};
+
+using TileFunction = void (*)(const Tile&);
+
+// How a level multiplies one dtype.
+struct Kernel {
+  int64_t narrow_rows;      // most rows of a tile of one panel
+  int64_t wide_rows;        // most rows of a tile of two panels; 0: there are none
+  TileFunction tile;
+};
+
+// One query's part in a tile of keys: scores become weights, and what was attended so far is scaled
+// to the largest score that is known now.
+struct Softmax {
+  const float* scores;  // [keys of a tile]
+  int64_t first, last;  // the keys that the query sees, the last one excluded
+  float scale;          // of the scores
+  char* weights;        // [keys of a tile], of the dtype; 0 where not seen
+  float* most;          // largest scaled score so far; -inf at first
+  float* total;         // sum of the weights so far
+  float* attended;      // [dims], weighted sum of values so far
+  int64_t dims;
+};
+
+struct Rotation {
+  const float* x;       // [2 * half], one head
+  const float* cos;     // [half]
+  const float* sin;     // [half]
+  int64_t half;
+  char* y;              // [2 * half], of the dtype
+};
+
+// What is done value by value, the same on all levels.
+struct Elementwise {
+  // y = x / sqrt(mean(x²) + eps) * weight for x [size], in the dtype.
+  void (*norm)(const float* x, const float* weight, int64_t size, float eps, int32_t dtype, char* y);
+  void (*rotate)(const Rotation&, int32_t dtype);
+  // x [size] in the dtype, times `factor`.
+  void (*convert)(const float* x, int64_t size, float factor, int32_t dtype, char* y);
+  void (*softmax)(const Softmax&, int32_t dtype);
+};
+
+struct Level {
+  const char* name;
+  Kernel kernels[2];  // by Dtype
+  Elementwise elementwise;
+};
+
+// Each returns null where it was not compiled; whether this machine may run it is cpu.cpp's to say.
+const Level* portable_level();
+const Level* avx2_level();
+const Level* avx512_level();
+const Level* avx512_bf16_level();
+const Level* amx_level();
+
+constexpr int64_t kKeyTile = 64;  // keys that a query attends to at a time
+
+inline int64_t size_of(int32_t dtype) { return dtype == kBfloat16 ? 2 : 4; }
+
+inline int64_t round_up(int64_t value, int64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+// Inputs of a packed weight, with the zeros at their end.
+inline int64_t padded_depth(int64_t inputs, int32_t dtype) {
+  return dtype == kBfloat16 ? round_up(inputs, kBf16Depth) : inputs;
+}
+
+}  // namespace cadenza
+
+// A short loop without a jump: only so do compilers keep arrays of sums in registers.
+#define EACH(i, count) _Pragma("GCC unroll 16") for (int i = 0; i < (count); ++i)

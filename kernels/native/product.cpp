@@ -1,0 +1,113 @@
+// A product is cut into tasks, and a task into tiles.
+#include "product.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "pool.h"
+
+namespace cadenza {
+namespace {
+
+constexpr int64_t kTaskRows = 96;           // most rows of a task: several tiles use a cached panel
+constexpr int64_t kTaskBytes = 128 * 1024;  // of the weight, that a task of few rows is worth
+
+int64_t written_bytes(Finish finish, int64_t outputs) {
+  switch (finish) {
+    case Finish::kBfloat16:
+      return 2 * outputs;
+    case Finish::kGatedFloat32:
+      return 4 * outputs / 2;
+    case Finish::kGatedBfloat16:
+      return 2 * outputs / 2;
+    default:
+      return 4 * outputs;
+  }
+}
+
+// Few rows: as wide as the sums of all of them fit the registers, so that weights pass once.
+bool is_wide(const Kernel& kernel, int64_t rows) {
+  return kernel.wide_rows && (rows <= kernel.wide_rows || rows > kernel.narrow_rows);
+}
+
+struct Tasks {
+  const Product* product;
+  int64_t rows, outputs;  // a task
+  int64_t row_tasks, count;
+
+  explicit Tasks(const Product& whole) : product(&whole) {
+    const int64_t width = is_wide(*whole.kernel, whole.rows) ? 2 : 1;
+    const int64_t panel_bytes = whole.weight.panel_bytes(whole.dtype);
+    row_tasks = (whole.rows + kTaskRows - 1) / kTaskRows;
+    rows = (whole.rows + row_tasks - 1) / row_tasks;
+    outputs = kPanel * width * std::max<int64_t>(kTaskBytes / panel_bytes / width, 1);
+    count = row_tasks * ((whole.weight.outputs + outputs - 1) / outputs);
+  }
+
+  void run(int64_t task) const {
+    const int64_t row = task % row_tasks * rows, output = task / row_tasks * outputs;
+    product->compute(row, std::min(row + rows, product->rows), output,
+                     std::min(output + outputs, product->weight.outputs));
+  }
+};
+
+template <class Value>
+void pack_as(const Value* weight, int64_t outputs, int64_t inputs, int64_t depth, int64_t step,
+             Value* packed) {
+  std::memset(packed, 0, static_cast<size_t>(round_up(outputs, kPanel) * depth) * sizeof(Value));
+  for (int64_t output = 0; output < outputs; ++output) {
+    Value* panel = packed + output / kPanel * kPanel * depth;
+    for (int64_t input = 0; input < inputs; ++input) {
+      const int64_t pair = input / step * kPanel + output % kPanel;
+      panel[pair * step + input % step] = weight[output * inputs + input];
+    }
+  }
+}
+
+}  // namespace
+
+int64_t packed_bytes(int64_t outputs, int64_t inputs, int32_t dtype) {
+  return round_up(outputs, kPanel) * padded_depth(inputs, dtype) * size_of(dtype);
+}
+
+void pack(const void* weight, int64_t outputs, int64_t inputs, int32_t dtype, void* packed) {
+  const int64_t depth = padded_depth(inputs, dtype);
+  if (dtype == kBfloat16)
+    pack_as(static_cast<const uint16_t*>(weight), outputs, inputs, depth, 2,
+            static_cast<uint16_t*>(packed));
+  else
+    pack_as(static_cast<const float*>(weight), outputs, inputs, depth, 1,
+            static_cast<float*>(packed));
+}
+
+void Product::run(int32_t threads) const {
+  if (rows == 0 || weight.outputs == 0) return;
+  const Tasks tasks(*this);
+  run_tasks(
+      threads, tasks.count,
+      [](void* context, int64_t task) { static_cast<const Tasks*>(context)->run(task); },
+      const_cast<Tasks*>(&tasks));
+}
+
+void Product::compute(int64_t first_row, int64_t last_row, int64_t first_output,
+                      int64_t last_output) const {
+  const bool wide = is_wide(*kernel, rows);
+  const int64_t tile_rows = wide ? kernel->wide_rows : kernel->narrow_rows;
+  const int64_t width = wide ? 2 * kPanel : kPanel;
+  const int64_t panel_bytes = weight.panel_bytes(dtype);
+  // tiles of about equal height: a last one of a row would read the panel for little
+  const int64_t count = last_row - first_row;
+  const int64_t tiles = (count + tile_rows - 1) / tile_rows;
+  for (int64_t output = first_output; output < last_output; output += width) {
+    for (int64_t i = 0; i < tiles; ++i) {
+      const int64_t row = first_row + count * i / tiles;
+      kernel->tile({x + row * x_stride, x_stride, weight.panels + output / kPanel * panel_bytes,
+                    panel_bytes, padded_depth(weight.inputs, dtype),
+                    y + row * y_stride + written_bytes(finish, output), y_stride,
+                    first_row + count * (i + 1) / tiles - row,
+                    std::min(width, last_output - output), finish});
+    }
+  }
+}
+
+}  // namespace cadenza

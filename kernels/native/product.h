@@ -1,0 +1,43 @@
+// Products over a packed weight.
+#pragma once
+
+#include "level.h"
+
+namespace cadenza {
+
+// A weight that was packed by `pack`.
+struct Packed {
+  const char* panels;
+  int64_t outputs;
+  int64_t inputs;
+
+  int64_t panel_bytes(int32_t dtype) const {
+    return padded_depth(inputs, dtype) * kPanel * size_of(dtype);
+  }
+};
+
+int64_t packed_bytes(int64_t outputs, int64_t inputs, int32_t dtype);
+
+// weight: [outputs, inputs] -> packed: `packed_bytes`, the same for all levels.
+void pack(const void* weight, int64_t outputs, int64_t inputs, int32_t dtype, void* packed);
+
+// Rows times a weight. Those of x have `padded_depth` inputs of the dtype, zeros at the end.
+struct Product {
+  const Kernel* kernel;
+  int32_t dtype;
+  const char* x;
+  int64_t x_stride;  // bytes
+  int64_t rows;
+  Packed weight;
+  Finish finish;
+  char* y;
+  int64_t y_stride;  // bytes
+
+  // Computes it on at most `threads` threads.
+  void run(int32_t threads) const;
+
+  // Computes some rows and outputs here and now; first_output begins a panel.
+  void compute(int64_t first_row, int64_t last_row, int64_t first_output, int64_t last_output) const;
+};
+
+}  // namespace cadenza
