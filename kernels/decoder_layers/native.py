@@ -81,7 +81,7 @@ def is_supported(shape: DecoderShape, dtype: torch.dtype, device: torch.device) 
 
 
 class NativeLayers:
-    """The layers of one model. Stateless but for the times: all that a step changes is in the cache.
+    """The layers of one model; all that a step changes is in the cache, and the times.
 
     One thread may call it at a time.
     """
@@ -200,7 +200,7 @@ def _packed(weights: LayerWeights, level: str | None) -> _PackedLayer:
         PackedWeight(weights.output, level),
         weights.mlp_norm.float().contiguous(),
         PackedWeight(_interleaved(weights.gate, weights.up), level),
-        PackedWeight(weights.down, level),
+        PackedWeight(_wide(weights.down), level),
     )
 
 
@@ -214,6 +214,12 @@ def _interleaved(gate: Tensor, up: Tensor) -> Tensor:
     gate, up = (torch.nn.functional.pad(part, (0, 0, 0, missing)) for part in (gate, up))
     pairs = torch.stack((gate.unflatten(0, (-1, _GATES)), up.unflatten(0, (-1, _GATES))), dim=1)
     return pairs.flatten(0, 2)
+
+
+def _wide(down: Tensor) -> Tensor:
+    """Return down with inputs, all 0, for what `_interleaved` has added."""
+    inputs = down.shape[1]
+    return torch.nn.functional.pad(down, (0, _padded(inputs) - inputs))
 
 
 def _addresses(layer: _PackedLayer) -> Layer:

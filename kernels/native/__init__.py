@@ -86,7 +86,11 @@ class Library:
         product = (_ADDRESS, _SIZE, _SIZE, _ADDRESS, _SIZE, _NUMBER, _ADDRESS)
         self._linear.argtypes, self._linear.restype = (*(_NUMBER,) * 3, *product), _NUMBER
         self._layers = functions.cadenza_layers
-        self._layers.argtypes = (*map(ctypes.POINTER, (Model, Step)), _NUMBER, ctypes.POINTER(Times))
+        self._layers.argtypes = (
+            *map(ctypes.POINTER, (Model, Step)),
+            _NUMBER,
+            ctypes.POINTER(Times),
+        )
         self._layers.restype = _NUMBER
         self.levels = self._levels()
 

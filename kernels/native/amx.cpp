@@ -7,10 +7,13 @@
 
 #define TARGET \
   __attribute__((target( \
-      "amx-tile,amx-bf16,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")))
+      "amx-tile,amx-bf16,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma," \
+      "prefer-vector-width=512")))
 
 namespace cadenza {
 namespace {
+
+#include "avx512_transpose.h"
 
 #include "elementwise.h"
 
@@ -40,11 +43,18 @@ TARGET inline void prefetch(const char* weight) {
     _mm_prefetch(weight + kStepBytes + line, _MM_HINT_T0);
 }
 
+TARGET void begin(int64_t rows) {
+  const bool two = rows > kTileRows;
+  const TileConfig config(two ? kTileRows : rows, two ? rows - kTileRows : 0);
+  // gcc takes only its first bytes for read
+  asm volatile("" : : "r"(&config) : "memory");
+  _tile_loadconfig(&config);
+}
+
+TARGET void end() { _tile_release(); }
+
 template <bool TWO>
 TARGET void tile_of(const Tile& t) {
-  const int64_t second = TWO ? t.rows - kTileRows : 0;
-  const TileConfig config(TWO ? kTileRows : t.rows, second);
-  _tile_loadconfig(&config);
   _tile_zero(0);
   _tile_zero(1);
   if (TWO) {
@@ -54,7 +64,7 @@ TARGET void tile_of(const Tile& t) {
   const char* weight = t.weight;
   const char* x = t.x;
   for (int64_t input = 0; input < t.depth; input += kTileInputs) {
-    prefetch(weight);
+    if (t.is_ahead) prefetch(weight);
     _tile_loadd(6, weight, 2 * 64);
     _tile_loadd(4, x, t.x_stride);
     _tile_dpbf16ps(0, 4, 6);
@@ -76,7 +86,6 @@ TARGET void tile_of(const Tile& t) {
     _tile_stored(2, &sums[kTileRows][0], stride);
     _tile_stored(3, &sums[kTileRows][16], stride);
   }
-  _tile_release();
   finish(t, &sums[0][0], kPanel);
 }
 
@@ -87,7 +96,7 @@ void tile(const Tile& t) { (t.rows > kTileRows ? tile_of<true> : tile_of<false>)
 const Level* amx_level() {
   static const Level level{
       "amx",
-      {avx512_level()->kernels[kFloat32], {2 * kTileRows, 0, tile}},
+      {avx512_level()->kernels[kFloat32], {2 * kTileRows, 0, tile, begin, end}},
       kElementwise,
   };
   return &level;

@@ -73,40 +73,18 @@ class Task {
 
   // Packs the keys and values from `first` on; those past `count` are zeros, whatever lies there.
   void take_tile(int64_t first, int64_t count) {
-    auto* keys = reinterpret_cast<Value*>(s_.keys);
-    auto* values = reinterpret_cast<Value*>(s_.values);
+    alignas(64) static constexpr char nothing[kMostDepth] = {};
+    const char *keys[kKeyTile], *values[kKeyTile];
     const int32_t* table = a_.tables + piece_.row * a_.table_width;
-    const int64_t token_bytes = a_.kv_heads * a_.head_dim * sizeof(Value);
-    for (int64_t key = 0; key < kKeyTile; ++key) {
-      const Value *from = nullptr, *value = nullptr;
-      if (key < count) {
-        const int64_t block = table[(first + key) / a_.cache.block_size];
-        const int64_t offset = (first + key) % a_.cache.block_size;
-        const int64_t head = kv_head_ * a_.head_dim;
-        from = reinterpret_cast<const Value*>(a_.cache.token(block, offset, 0, token_bytes)) + head;
-        value = reinterpret_cast<const Value*>(a_.cache.token(block, offset, 1, token_bytes)) + head;
-      }
-      take_key(from, key, keys);
-      take_value(value, key, values);
+    const int64_t bytes = a_.head_dim * sizeof(Value), token_bytes = a_.kv_heads * bytes;
+    for (int64_t key = 0; key < count; ++key) {
+      const int64_t block = table[(first + key) / a_.cache.block_size];
+      const int64_t offset = (first + key) % a_.cache.block_size;
+      keys[key] = a_.cache.token(block, offset, 0, token_bytes) + kv_head_ * bytes;
+      values[key] = a_.cache.token(block, offset, 1, token_bytes) + kv_head_ * bytes;
     }
-  }
-
-  static constexpr int64_t kStep = sizeof(Value) == 2 ? 2 : 1;  // inputs side by side
-
-  // A key is an output of the packed tile, its dimensions are the inputs.
-  void take_key(const Value* from, int64_t key, Value* keys) const {
-    Value* panel = keys + key / kPanel * kPanel * depth_ + key % kPanel * kStep;
-    for (int64_t i = 0; i < depth_; i += kStep)
-      for (int64_t j = 0; j < kStep; ++j)
-        panel[i * kPanel + j] = from != nullptr && i + j < a_.head_dim ? from[i + j] : 0;
-  }
-
-  // A value is an input of the packed tile, its dimensions are the outputs.
-  void take_value(const Value* from, int64_t key, Value* values) const {
-    Value* line = values + key / kStep * kStep * kPanel + key % kStep;
-    for (int64_t i = 0; i < round_up(a_.head_dim, kPanel); ++i)
-      line[i / kPanel * kPanel * kKeyTile + i % kPanel * kStep] =
-          from != nullptr && i < a_.head_dim ? from[i] : 0;
+    for (int64_t key = count; key < kKeyTile; ++key) keys[key] = values[key] = nothing;
+    a_.level->elementwise.pack_tile({keys, values, a_.head_dim, s_.keys, s_.values}, a_.dtype);
   }
 
   void attend(int64_t first) {
@@ -125,7 +103,7 @@ class Task {
     for (int64_t i = skipped; i < queries(); ++i) {
       const int64_t seen = piece_.position + i / group_ + 1 - first;
       a_.level->elementwise.softmax(
-          {s_.scores + i * kKeyTile, 0, std::min(seen, kKeyTile), a_.scale,
+          {s_.scores + i * kKeyTile, std::min(seen, kKeyTile), a_.scale,
            s_.weights + i * weights_stride, &s_.most[i], &s_.total[i],
            s_.attended + i * a_.head_dim, a_.head_dim},
           a_.dtype);

@@ -10,6 +10,8 @@
 namespace cadenza {
 namespace {
 
+#include "plain_transpose.h"
+
 #include "elementwise.h"
 
 constexpr int64_t kRows = 3;      // of four registers each: 12 of 16 hold sums

@@ -5,10 +5,14 @@
 
 #include <immintrin.h>
 
-#define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")))
+#define TARGET \
+  __attribute__((target( \
+      "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,prefer-vector-width=512")))
 
 namespace cadenza {
 namespace {
+
+#include "avx512_transpose.h"
 
 #include "elementwise.h"
 

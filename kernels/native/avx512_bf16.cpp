@@ -6,10 +6,13 @@
 #include <immintrin.h>
 
 #define TARGET \
-  __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")))
+  __attribute__((target( \
+      "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,prefer-vector-width=512")))
 
 namespace cadenza {
 namespace {
+
+#include "avx512_transpose.h"
 
 #include "elementwise.h"
 

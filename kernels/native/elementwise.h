@@ -1,5 +1,6 @@
 // What is done value by value, and what becomes of a tile's sums. Who includes this has defined
-// TARGET, the instruction sets of its functions, inside its own namespace.
+// TARGET, the instruction sets of its functions, inside its own namespace; and `transpose`, which
+// turns kTransposed rows of as many words, from one of their words on, into columns of a panel.
 //
 // Plain loops, which compilers turn into vectors. Each product and each sum is rounded, and a sum of
 // many goes into 16 lanes that are added in one order, so that all levels have the same bits.
@@ -109,35 +110,105 @@ TARGET inline void rotate(const Rotation& r, int32_t dtype) {
     rotate_as<float>(r);
 }
 
+// Scaled scores of the keys that are seen; of others -inf.
+TARGET inline void take_scores(const Softmax& s, float (&scores)[kKeyTile]) {
+  const auto seen = static_cast<int32_t>(s.seen);
+  const float scale = s.scale;
+  const float* from = s.scores;
+  for (int32_t key = 0; key < kKeyTile; ++key) {
+    const float score = from[key] * scale;
+    scores[key] = key < seen ? score : -__builtin_inff();
+  }
+}
+
+// Rounds weights to the dtype, and keeps them so.
+TARGET inline void round_weights(float (&weights)[kKeyTile], int32_t dtype, char* y) {
+  if (dtype == kBfloat16) {
+    auto* rounded = reinterpret_cast<uint16_t*>(y);
+    for (int64_t key = 0; key < kKeyTile; ++key) rounded[key] = to_bfloat16(weights[key]);
+    for (int64_t key = 0; key < kKeyTile; ++key) weights[key] = from_bfloat16(rounded[key]);
+  } else {
+    __builtin_memcpy(y, weights, sizeof weights);
+  }
+}
+
 TARGET inline void softmax(const Softmax& s, int32_t dtype) {
-  float scores[kKeyTile], lanes[kLanes];
-  constexpr float lowest = -__builtin_inff();
-  for (int64_t lane = 0; lane < kLanes; ++lane) lanes[lane] = lowest;
-  for (int64_t key = 0; key < kKeyTile; ++key)
-    scores[key] = key >= s.first && key < s.last ? s.scores[key] * s.scale : lowest;
+  float scores[kKeyTile], weights[kKeyTile], lanes[kLanes], sums[kLanes] = {};
+  take_scores(s, scores);
+  for (int64_t lane = 0; lane < kLanes; ++lane) lanes[lane] = *s.most;
   for (int64_t key = 0; key < kKeyTile; key += kLanes)
     for (int64_t lane = 0; lane < kLanes; ++lane)
       lanes[lane] = larger(scores[key + lane], lanes[lane]);
-  float most = *s.most;
-  for (int64_t lane = 0; lane < kLanes; ++lane) most = larger(lanes[lane], most);
-  for (int64_t key = 0; key < kKeyTile; ++key) scores[key] = exponential(scores[key] - most);
-  for (int64_t key = 0; key < kKeyTile; ++key)
-    scores[key] = key >= s.first && key < s.last ? scores[key] : 0.0f;
-  if (dtype == kBfloat16) {
-    auto* weights = reinterpret_cast<uint16_t*>(s.weights);
-    for (int64_t key = 0; key < kKeyTile; ++key) weights[key] = to_bfloat16(scores[key]);
-    for (int64_t key = 0; key < kKeyTile; ++key) scores[key] = from_bfloat16(weights[key]);
-  } else {
-    auto* weights = reinterpret_cast<float*>(s.weights);
-    for (int64_t key = 0; key < kKeyTile; ++key) weights[key] = scores[key];
+  for (int64_t width = kLanes / 2; width > 0; width /= 2)
+    for (int64_t i = 0; i < width; ++i) lanes[i] = larger(lanes[i + width], lanes[i]);
+  const float most = lanes[0];
+  for (int64_t key = 0; key < kKeyTile; ++key) {
+    const float weight = exponential(scores[key] - most);
+    weights[key] = scores[key] == -__builtin_inff() ? 0.0f : weight;
   }
-  float sums[kLanes] = {};
+  round_weights(weights, dtype, s.weights);
   for (int64_t key = 0; key < kKeyTile; key += kLanes)
-    for (int64_t lane = 0; lane < kLanes; ++lane) sums[lane] += scores[key + lane];
+    for (int64_t lane = 0; lane < kLanes; ++lane) sums[lane] += weights[key + lane];
   const float kept = exponential(*s.most - most);
   *s.total = *s.total * kept + added(sums);
-  for (int64_t i = 0; i < s.dims; ++i) s.attended[i] *= kept;
   *s.most = most;
+  float* attended = s.attended;
+  for (int64_t i = 0; i < s.dims; ++i) attended[i] *= kept;
+}
+
+// [kKeyTile][words] -> [kKeyTile / kPanel][words][kPanel], of 4 bytes: one fp32 or two bf16.
+TARGET inline void pack_keys(const char* const* keys, int64_t words, int64_t padded, char* packed) {
+  auto* to = reinterpret_cast<uint32_t*>(packed);
+  for (int64_t panel = 0; panel < kKeyTile / kPanel; ++panel, to += padded * kPanel) {
+    int64_t word = 0;
+    for (; word + kTransposed <= words; word += kTransposed)
+      for (int64_t key = 0; key < kPanel; key += kTransposed)
+        transpose(keys + panel * kPanel + key, word, to + word * kPanel + key);
+    for (; word < padded; ++word) {
+      for (int64_t key = 0; key < kPanel; ++key) {
+        const char* from = keys[panel * kPanel + key] + 4 * word;
+        uint32_t value = 0;
+        if (word < words) __builtin_memcpy(&value, from, sizeof value);
+        to[word * kPanel + key] = value;
+      }
+    }
+  }
+}
+
+TARGET inline void pack_values(const float* value, int64_t key, int64_t dims, float* packed) {
+  for (int64_t panel = 0; panel < dims; panel += kPanel) {
+    float* to = packed + panel * kKeyTile + key * kPanel;
+    const int64_t count = dims - panel < kPanel ? dims - panel : kPanel;
+    for (int64_t i = 0; i < count; ++i) to[i] = value[panel + i];
+    for (int64_t i = count; i < kPanel; ++i) to[i] = 0.0f;
+  }
+}
+
+// Two keys' values side by side.
+TARGET inline void pack_values(const uint16_t* first, const uint16_t* second, int64_t key,
+                               int64_t dims, uint32_t* packed) {
+  for (int64_t panel = 0; panel < dims; panel += kPanel) {
+    uint32_t* to = packed + (panel * kKeyTile + key * kPanel) / 2;
+    const int64_t count = dims - panel < kPanel ? dims - panel : kPanel;
+    for (int64_t i = 0; i < count; ++i)
+      to[i] = first[panel + i] | static_cast<uint32_t>(second[panel + i]) << 16;
+    for (int64_t i = count; i < kPanel; ++i) to[i] = 0;
+  }
+}
+
+TARGET inline void pack_tile(const KeyTile& t, int32_t dtype) {
+  const int64_t size = dtype == kBfloat16 ? 2 : 4;
+  pack_keys(t.keys, t.dims * size / 4, padded_depth(t.dims, dtype) * size / 4, t.packed_keys);
+  if (dtype == kBfloat16) {
+    for (int64_t key = 0; key < kKeyTile; key += 2)
+      pack_values(reinterpret_cast<const uint16_t*>(t.values[key]),
+                  reinterpret_cast<const uint16_t*>(t.values[key + 1]), key, t.dims,
+                  reinterpret_cast<uint32_t*>(t.packed_values));
+  } else {
+    for (int64_t key = 0; key < kKeyTile; ++key)
+      pack_values(reinterpret_cast<const float*>(t.values[key]), key, t.dims,
+                  reinterpret_cast<float*>(t.packed_values));
+  }
 }
 
 TARGET inline float gated(float gate, float value) {
@@ -180,4 +251,4 @@ TARGET inline void finish(const Tile& t, const float* sums, int64_t stride) {
     finish_row(t, sums + row * stride, t.y + row * t.y_stride);
 }
 
-constexpr Elementwise kElementwise{norm, rotate, convert, softmax};
+constexpr Elementwise kElementwise{norm, rotate, convert, softmax, pack_tile};

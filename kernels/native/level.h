@@ -37,22 +37,26 @@ struct Tile {
   int64_t rows;
   int64_t outputs;     // at most 64: no more are written
   Finish finish;
+  bool is_ahead;       // whether the weight is fetched ahead: it comes from far, and but once
 };
 
 using TileFunction = void (*)(const Tile&);
 
 // How a level multiplies one dtype.
 struct Kernel {
-  int64_t narrow_rows;      // most rows of a tile of one panel
-  int64_t wide_rows;        // most rows of a tile of two panels; 0: there are none
+  int64_t narrow_rows;  // most rows of a tile of one panel
+  int64_t wide_rows;    // most rows of a tile of two panels; 0: there are none
   TileFunction tile;
+  // Called before tiles of so many rows, and after the last; null: nothing is to be done.
+  void (*begin)(int64_t rows) = nullptr;
+  void (*end)() = nullptr;
 };
 
 // One query's part in a tile of keys: scores become weights, and what was attended so far is scaled
 // to the largest score that is known now.
 struct Softmax {
   const float* scores;  // [keys of a tile]
-  int64_t first, last;  // the keys that the query sees, the last one excluded
+  int64_t seen;         // keys of the tile that the query sees, the first ones
   float scale;          // of the scores
   char* weights;        // [keys of a tile], of the dtype; 0 where not seen
   float* most;          // largest scaled score so far; -inf at first
@@ -69,6 +73,15 @@ struct Rotation {
   char* y;              // [2 * half], of the dtype
 };
 
+// A tile of keys and values, packed as weights are: a key is an output, a value is an input.
+struct KeyTile {
+  const char* const* keys;    // [kKeyTile], each [dims]
+  const char* const* values;  // the same
+  int64_t dims;
+  char* packed_keys;          // [kKeyTile / 32][padded dims][32]
+  char* packed_values;        // [padded dims / 32][kKeyTile][32]
+};
+
 // What is done value by value, the same on all levels.
 struct Elementwise {
   // y = x / sqrt(mean(x²) + eps) * weight for x [size], in the dtype.
@@ -77,6 +90,7 @@ struct Elementwise {
   // x [size] in the dtype, times `factor`.
   void (*convert)(const float* x, int64_t size, float factor, int32_t dtype, char* y);
   void (*softmax)(const Softmax&, int32_t dtype);
+  void (*pack_tile)(const KeyTile&, int32_t dtype);
 };
 
 struct Level {

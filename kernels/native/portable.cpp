@@ -6,6 +6,8 @@
 namespace cadenza {
 namespace {
 
+#include "plain_transpose.h"
+
 #include "elementwise.h"
 
 constexpr int64_t kRows = 4;

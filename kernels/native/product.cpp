@@ -98,16 +98,19 @@ void Product::compute(int64_t first_row, int64_t last_row, int64_t first_output,
   // tiles of about equal height: a last one of a row would read the panel for little
   const int64_t count = last_row - first_row;
   const int64_t tiles = (count + tile_rows - 1) / tile_rows;
+  int64_t prepared = 0;
   for (int64_t output = first_output; output < last_output; output += width) {
     for (int64_t i = 0; i < tiles; ++i) {
       const int64_t row = first_row + count * i / tiles;
+      const int64_t height = first_row + count * (i + 1) / tiles - row;
+      if (kernel->begin != nullptr && height != prepared) kernel->begin(prepared = height);
       kernel->tile({x + row * x_stride, x_stride, weight.panels + output / kPanel * panel_bytes,
                     panel_bytes, padded_depth(weight.inputs, dtype),
-                    y + row * y_stride + written_bytes(finish, output), y_stride,
-                    first_row + count * (i + 1) / tiles - row,
-                    std::min(width, last_output - output), finish});
+                    y + row * y_stride + written_bytes(finish, output), y_stride, height,
+                    std::min(width, last_output - output), finish, i == 0});
     }
   }
+  if (kernel->end != nullptr) kernel->end();
 }
 
 }  // namespace cadenza

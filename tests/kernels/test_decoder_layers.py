@@ -1,0 +1,281 @@
+"""All layers in one call, at every level that this machine has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from cadenza.kernels.decoder_layers import DecoderShape, LayerWeights, NativeLayers, is_supported
+from cadenza.kernels.linear import native
+from cadenza.kernels.rotary_embedding import RotaryTables, rotary_tables
+from tests.kernels.conftest import assert_close, randn, same_bits
+
+pytestmark = pytest.mark.skipif(not native.levels(), reason="there was no compiler")
+
+LEVELS = native.levels() or ("portable",)
+DTYPES = (torch.float32, torch.bfloat16)
+TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2}  # of the largest value, after three layers
+POSITIONS = 400
+# hidden, intermediate, heads, KV heads, head_dim; the last ones fill no panel, pair or lane
+SHAPES = {
+    "demo": (96, 160, 9, 3, 64),
+    "one KV head": (64, 100, 8, 1, 32),
+    "as many KV heads": (40, 33, 2, 2, 80),
+    "odd": (37, 1, 5, 1, 6),
+    "large heads": (48, 17, 4, 2, 256),
+}
+
+
+def shape_of(name: str) -> DecoderShape:
+    hidden, intermediate, heads, kv_heads, head_dim = SHAPES[name]
+    return DecoderShape(
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        norm_eps=1e-5,
+    )
+
+
+def random_weights(shape: DecoderShape, dtype: torch.dtype, seed: int) -> LayerWeights:
+    hidden, inner = shape.hidden_size, shape.intermediate_size
+    queries = shape.num_heads * shape.head_dim
+    sizes = {
+        "attention_norm": (hidden,),
+        "qkv": (queries + 2 * shape.num_kv_heads * shape.head_dim, hidden),
+        "output": (hidden, queries),
+        "mlp_norm": (hidden,),
+        "gate": (inner, hidden),
+        "up": (inner, hidden),
+        "down": (hidden, inner),
+    }
+    return LayerWeights(
+        **{
+            name: (randn(*size, seed=seed + place) / size[-1] ** 0.5 + (len(size) == 1)).to(dtype)
+            for place, (name, size) in enumerate(sizes.items())
+        }
+    )
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Successive positions of one sequence, computed in one step with others."""
+
+    sequence: int
+    start: int
+    end: int
+
+
+@dataclass
+class Model:
+    """Three random layers, and sequences whose keys and values lie in a cache of NaN."""
+
+    shape: DecoderShape
+    dtype: torch.dtype
+    level: str | None = None
+    block_size: int = 16
+    lengths: tuple[int, ...] = (150, 1, 70)
+    seed: int = 0
+    layers: list[LayerWeights] = field(init=False)
+    rotary: RotaryTables = field(init=False)
+    native: NativeLayers = field(init=False)
+    hidden: list[Tensor] = field(init=False)  # a sequence, [length, hidden]
+    tables: np.ndarray = field(init=False)
+    cache: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        shape = self.shape
+        self.layers = [random_weights(shape, self.dtype, 10 * index) for index in range(3)]
+        half = shape.head_dim // 2
+        self.rotary = rotary_tables(1.0 / 1000.0 ** (torch.arange(half) / half), POSITIONS)
+        self.native = NativeLayers(shape, self.layers, self.rotary, self.level)
+        self.hidden = [
+            randn(length, shape.hidden_size, seed=100 + place)
+            for place, length in enumerate(self.lengths)
+        ]
+        self.empty()
+
+    def empty(self) -> None:
+        """Nothing is computed; blocks lie anew."""
+        needed = -(-max(self.lengths) // self.block_size)
+        order = np.random.default_rng(self.seed).permutation(needed * len(self.lengths) + 2)
+        self.tables = order[: needed * len(self.lengths)].reshape(len(self.lengths), needed)
+        sizes = (3, 2, self.block_size, self.shape.num_kv_heads, self.shape.head_dim)
+        self.cache = torch.full((len(order), *sizes), float("nan"), dtype=self.dtype)
+
+    def step(self, chunks: Sequence[Chunk]) -> list[Tensor]:
+        positions = np.concatenate([np.arange(chunk.start, chunk.end) for chunk in chunks])
+        rows = np.repeat([chunk.sequence for chunk in chunks], [c.end - c.start for c in chunks])
+        out = self.native.forward(
+            torch.cat([self.hidden[c.sequence][c.start : c.end] for c in chunks]),
+            self.cache,
+            positions=torch.from_numpy(positions),
+            blocks=torch.from_numpy(self.tables[rows, positions // self.block_size]),
+            offsets=torch.from_numpy(positions % self.block_size),
+            num_context=np.array([chunk.start for chunk in chunks]),
+            num_new=np.array([chunk.end - chunk.start for chunk in chunks]),
+            block_tables=self.tables[[chunk.sequence for chunk in chunks]],
+        )
+        return list(out.split([chunk.end - chunk.start for chunk in chunks]))
+
+    def in_chunks(self, sequence: int, size: int) -> Tensor:
+        """The whole sequence alone, a chunk a step."""
+        length = self.lengths[sequence]
+        return torch.cat(
+            [
+                self.step([Chunk(sequence, start, min(start + size, length))])[0]
+                for start in range(0, length, size)
+            ]
+        )
+
+    def exact(self, sequence: int) -> Tensor:
+        """Dense, in double precision."""
+        hidden = self.hidden[sequence].double()
+        for layer in self.layers:
+            hidden = self._exact_layer(hidden, LayerWeights(*(part.double() for part in layer)))
+        return hidden
+
+    def _exact_layer(self, hidden: Tensor, layer: LayerWeights) -> Tensor:
+        shape, length = self.shape, len(hidden)
+        sizes = (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads)
+        normed = exact_norm(hidden, layer.attention_norm, shape.norm_eps)
+        heads = (normed @ layer.qkv.t()).view(length, -1, shape.head_dim)
+        q, k, v = heads.split(sizes, dim=1)
+        group = shape.num_heads // shape.num_kv_heads
+        q, k = self._rotated(q), self._rotated(k).repeat_interleave(group, dim=1)
+        scores = torch.einsum("qhd,khd->hqk", q, k) / shape.head_dim**0.5
+        scores = scores.masked_fill(torch.ones(length, length).triu(1).bool(), float("-inf"))
+        v = v.repeat_interleave(group, dim=1)
+        attended = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).flatten(1)
+        hidden = hidden + attended @ layer.output.t()
+        normed = exact_norm(hidden, layer.mlp_norm, shape.norm_eps)
+        gated = torch.nn.functional.silu(normed @ layer.gate.t()) * (normed @ layer.up.t())
+        return hidden + gated @ layer.down.t()
+
+    def _rotated(self, heads: Tensor) -> Tensor:
+        cos, sin = (table[: len(heads)].double() for table in self.rotary)
+        first, second = heads.chunk(2, dim=-1)
+        return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+def exact_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", SHAPES)
+def test_layers_compute_what_dense_ones_do(name: str, dtype: torch.dtype, level: str) -> None:
+    """Prefills, chunks and decodes in one step, where what nobody wrote is NaN."""
+    model = Model(shape_of(name), dtype, level, lengths=(150, 1, 70, 65, 33))
+    model.step([Chunk(0, 0, 100), Chunk(2, 0, 69), Chunk(3, 0, 64)])
+
+    found = model.step(
+        [Chunk(0, 100, 150), Chunk(1, 0, 1), Chunk(2, 69, 70), Chunk(3, 64, 65), Chunk(4, 0, 33)]
+    )
+
+    for sequence, rows in enumerate(found):
+        expected = model.exact(sequence)[-len(rows) :]
+        assert_close(f"sequence {sequence}", rows, expected, TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", ["demo", "as many KV heads", "odd"])
+def test_a_token_has_the_same_bits_in_any_chunk_and_company(
+    name: str, dtype: torch.dtype, level: str, threads: int
+) -> None:
+    model = Model(shape_of(name), dtype, level)
+    torch.set_num_threads(1)
+    alone = model.in_chunks(0, size=1)
+    torch.set_num_threads(threads)
+    for block_size, size in ((16, 7), (1, 32), (64, 150), (8, 33)):
+        model.block_size, model.seed = block_size, size
+        model.empty()
+        assert same_bits(model.in_chunks(0, size), alone), f"chunks of {size} differ"
+        model.empty()
+        found = []
+        for start in range(0, 150, size):
+            end = min(start + size, 150)
+            others = (Chunk(1, 0, 1), Chunk(2, start % 70, start % 70 + 1))
+            if start < 70:
+                others = (others[0], Chunk(2, start, min(end, 70)))
+            found.append(model.step([others[0], Chunk(0, start, end), others[1]])[1])
+        assert same_bits(torch.cat(found), alone), f"chunks of {size} among others differ"
+
+
+def in_one_step(model: Model, sequences: Iterable[int]) -> list[Tensor]:
+    model.empty()
+    return model.step([Chunk(sequence, 0, model.lengths[sequence]) for sequence in sequences])
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+def test_what_is_not_finite_stays_in_its_row(poison: float, dtype: torch.dtype, level: str) -> None:
+    model = Model(shape_of("demo"), dtype, level)
+    clean = in_one_step(model, range(3))
+    model.hidden[1][0, 5] = poison
+
+    found = in_one_step(model, range(3))
+
+    assert not found[1].isfinite().any()
+    assert same_bits(found[0], clean[0])
+    assert same_bits(found[2], clean[2])
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_scores_far_apart_do_not_overflow(dtype: torch.dtype, level: str) -> None:
+    """Attention that is all on one key, and gates far beyond what exp can hold."""
+    model = Model(shape_of("demo"), dtype, level)
+    model.layers = [
+        layer._replace(qkv=layer.qkv * 30, gate=layer.gate * 300) for layer in model.layers
+    ]
+    model.native = NativeLayers(model.shape, model.layers, model.rotary, level)
+
+    found = in_one_step(model, [2])[0]
+
+    assert found.isfinite().all()
+    if dtype == torch.float32:  # which key it is may turn on what bf16 rounds
+        assert_close("all", found, model.exact(2), 2e-3)
+
+
+def test_times_are_of_all_parts() -> None:
+    model = Model(shape_of("demo"), torch.float32)
+    before = model.native.times
+    in_one_step(model, range(3))
+    assert all(after > start for after, start in zip(model.native.times, before, strict=True))
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    model = Model(shape_of("demo"), torch.bfloat16)
+    chunk = [Chunk(0, 0, 3)]
+    model.cache = model.cache.float()
+    with pytest.raises(ValueError, match=r"cache is .*float32; .* \[blocks, 3, 2, 16, 3, 64\]"):
+        model.step(chunk)
+    model.empty()
+    model.cache = model.cache[::2]
+    with pytest.raises(ValueError, match="contiguous"):
+        model.step(chunk)
+    model.empty()
+    model.hidden = [rows.bfloat16() for rows in model.hidden]
+    with pytest.raises(ValueError, match=r"hidden is \[3, 96\] of .*bfloat16; .* \[tokens, 96\]"):
+        model.step(chunk)
+
+
+def test_shapes_that_kernels_cannot_have_are_not_supported() -> None:
+    cpu = torch.device("cpu")
+    shape = shape_of("demo")
+    assert is_supported(shape, torch.bfloat16, cpu)
+    assert not is_supported(shape, torch.float16, cpu)
+    assert not is_supported(shape, torch.float32, torch.device("meta"))
+    for changes in ({"head_dim": 7}, {"head_dim": 288}, {"num_heads": 99, "num_kv_heads": 3}):
+        fields = {name: getattr(shape, name) for name in shape.__slots__} | changes
+        assert not is_supported(DecoderShape(**fields), torch.float32, cpu), changes
