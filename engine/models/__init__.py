@@ -8,8 +8,12 @@ from typing import TypeAlias
 import torch
 
 from cadenza.engine.models.batch import ModelBatch
-from cadenza.engine.models.config import ModelConfig, config_from_gguf
-from cadenza.engine.models.folder_config import config_from_folder, folder_architecture
+from cadenza.engine.models.config import (
+    ModelConfig,
+    config_from_folder,
+    config_from_gguf,
+    folder_architecture,
+)
 from cadenza.engine.models.llama import Llama, load_llama
 from cadenza.engine.models.weights import (
     FolderWeights,

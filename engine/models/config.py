@@ -1,4 +1,4 @@
-"""What a model is: sizes and constants; and how to read them from GGUF metadata."""
+"""What a model is: sizes and constants, from a folder's config.json or from GGUF metadata."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from cadenza.checkpoints import CheckpointError, GgufFile
+from cadenza.checkpoints import CheckpointError, GgufFile, ModelFolder
 
 _GGUF_ARCHITECTURES = {"llama": "LlamaForCausalLM"}
 _MOST_POSITIONS = 1 << 22  # rotary tables of 1 GiB for a head of 64
@@ -49,6 +49,111 @@ class ModelConfig:
         return self.num_heads // self.num_kv_heads
 
 
+def config_from_folder(folder: ModelFolder) -> ModelConfig:
+    """Read a Hugging Face folder through transformers' AutoConfig.
+
+    Raises CheckpointError when transformers refuses it, or a feature is not supported.
+    """
+    from transformers import AutoConfig
+
+    where = str(folder.path)
+    try:
+        config = AutoConfig.from_pretrained(folder.path, trust_remote_code=False)
+    # transformers raises many kinds for a bad config.json; all mean the same to the operator
+    except Exception as error:
+        raise CheckpointError(f"{where}: config.json is not usable: {_reason(error)}") from error
+    _refuse_features(where, config)
+    try:
+        return _checked(
+            where,
+            ModelConfig(
+                architecture=folder_architecture(folder),
+                vocab_size=config.vocab_size,
+                hidden_size=config.hidden_size,
+                intermediate_size=config.intermediate_size,
+                num_layers=config.num_hidden_layers,
+                num_heads=config.num_attention_heads,
+                num_kv_heads=config.num_key_value_heads,
+                head_dim=getattr(config, "head_dim", None)
+                or config.hidden_size // config.num_attention_heads,
+                norm_eps=config.rms_norm_eps,
+                rope_theta=_rope(config)["rope_theta"],
+                rope_scaling=_rope_scaling(where, _rope(config)),
+                max_positions=config.max_position_embeddings,
+                tied_embeddings=config.tie_word_embeddings,
+                eos_token_ids=_folder_eos(folder, config),
+            ),
+        )
+    except AttributeError as error:
+        raise CheckpointError(f"{where}: config.json has no {error.name!r}.") from error
+    except KeyError as error:
+        raise CheckpointError(f"{where}: config.json has no {error.args[0]!r}.") from error
+
+
+def folder_architecture(folder: ModelFolder) -> str:
+    """Return the name of the transformers class that a folder's config.json asks for."""
+    names = folder.config.get("architectures")
+    if not isinstance(names, list) or not names or not isinstance(names[0], str):
+        raise CheckpointError(f"{folder.path}: config.json names no architecture.")
+    return names[0]
+
+
+def _reason(error: Exception) -> str:
+    """Return the first paragraph of an error's text, on one line."""
+    return " ".join(str(error).partition("\n\n")[0].split())
+
+
+def _refuse_features(where: str, config: Any) -> None:
+    for bias in ("attention_bias", "mlp_bias"):
+        if getattr(config, bias, False):
+            raise CheckpointError(f"{where}: models with {bias} are not supported.")
+    activation = getattr(config, "hidden_act", "silu")
+    if activation != "silu":
+        raise CheckpointError(f"{where}: the activation {activation!r} is not supported.")
+    if getattr(config, "quantization_config", None):
+        raise CheckpointError(f"{where}: quantised safetensors are not supported.")
+
+
+def _rope(config: Any) -> dict[str, Any]:
+    parameters: dict[str, Any] = dict(config.rope_parameters or {})
+    return parameters
+
+
+def _rope_scaling(where: str, parameters: dict[str, Any]) -> RopeScaling | None:
+    kind = parameters.get("rope_type", "default")
+    if kind == "default":
+        return None
+    if kind == "linear":
+        return RopeScaling(kind=kind, factor=parameters["factor"])
+    if kind == "llama3":
+        return RopeScaling(
+            kind=kind,
+            factor=parameters["factor"],
+            low_freq_factor=parameters["low_freq_factor"],
+            high_freq_factor=parameters["high_freq_factor"],
+            original_max_positions=parameters["original_max_position_embeddings"],
+        )
+    raise CheckpointError(f"{where}: rotary scaling of the type {kind!r} is not supported.")
+
+
+def _folder_eos(folder: ModelFolder, config: Any) -> tuple[int, ...]:
+    """Return the end tokens of generation_config.json, else those of config.json."""
+    from transformers import GenerationConfig
+
+    eos = config.eos_token_id
+    if (folder.path / "generation_config.json").is_file():
+        try:
+            generation = GenerationConfig.from_pretrained(folder.path)
+        except (OSError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"{folder.path}: generation_config.json is not usable: {error}"
+            ) from error
+        eos = generation.eos_token_id if generation.eos_token_id is not None else eos
+    if eos is None:
+        return ()
+    return tuple(eos) if isinstance(eos, list | tuple) else (int(eos),)
+
+
 def config_from_gguf(file: GgufFile) -> ModelConfig:
     """Read GGUF metadata.
 
@@ -66,7 +171,7 @@ def config_from_gguf(file: GgufFile) -> ModelConfig:
     hidden_size = numbers.count("embedding_length")
     head_dim = numbers.count("attention.key_length", hidden_size // num_heads)
     _refuse_gguf_features(file, numbers, head_dim)
-    return checked(
+    return _checked(
         where,
         ModelConfig(
             architecture=_GGUF_ARCHITECTURES[name],
@@ -156,8 +261,8 @@ def _gguf_eos(metadata: dict[str, Any]) -> tuple[int, ...]:
     return tuple(sorted(ids))
 
 
-def checked(where: str, config: ModelConfig) -> ModelConfig:
-    """Return `config`. Raises CheckpointError for sizes that cannot be a model's."""
+def _checked(where: str, config: ModelConfig) -> ModelConfig:
+    """Refuse sizes that cannot be a model's."""
     for field in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads"):
         if getattr(config, field) < 1:
             raise CheckpointError(f"{where}: {field} is {getattr(config, field)}, not positive.")
