@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from cadenza.engine.shaping import Shaping, shaping_of
-from cadenza.kernels.sampling import LEAST_TEMPERATURE, SETTINGS, best, sample
+from cadenza.kernels.logprobs import logprobs
+from cadenza.kernels.sampling import LEAST_TEMPERATURE, SETTINGS, sample
 from cadenza.scheduler.plan import BoolArray, Int32Array, Logprobs, Seated
 from cadenza.wire.messages import Sampling
 
@@ -93,20 +94,13 @@ class Sampler:
     ) -> dict[int, Logprobs]:
         if not self._logprobs:
             return {}
-        return {
-            row: _logprobs(logits[row], token, self._logprobs[seat])
+        asked = [
+            (row, token, self._logprobs[seat])
             for row, (seat, token) in enumerate(zip(seats.tolist(), tokens.tolist(), strict=True))
             if seat in self._logprobs and token >= 0
-        }
-
-
-def _logprobs(logits: Tensor, token: int, wanted: int) -> Logprobs:
-    """Return the log-probability of `token` and of the `wanted` best, from raw logits."""
-    values = torch.log_softmax(logits.unsqueeze(0), dim=-1).squeeze(0)
-    ids = best(logits, min(wanted, len(logits))) if wanted else torch.empty(0, dtype=torch.int64)
-    top = values.index_select(0, ids.to(values.device))
-    return Logprobs(
-        sampled=float(values[token]),
-        top_ids=ids.cpu().numpy().astype(np.int32),
-        top_logprobs=top.cpu().numpy(),
-    )
+        ]
+        if not asked:
+            return {}
+        rows, sampled, counts = zip(*asked, strict=True)
+        found = logprobs(logits, rows, sampled, counts)
+        return {row: Logprobs(*of_row) for row, of_row in zip(rows, found, strict=True)}

@@ -4,12 +4,12 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
-#include <functional>
 #include <memory>
-#include <new>
 
 #include "cpu.h"
+#include "exported.h"
 #include "pool.h"
+#include "selection.h"
 
 namespace cadenza {
 
@@ -25,10 +25,6 @@ Stream::Stream(const Settings& settings)
   }
 }
 
-namespace {
-
-int64_t blocks_of(int64_t size) { return (size + kBlock - 1) / kBlock; }
-
 const Passes& passes_of(int32_t number) {
   const Level* level = levels()[number];
   const Passes* found = portable_passes();
@@ -37,61 +33,7 @@ const Passes& passes_of(int32_t number) {
   return found == nullptr ? *portable_passes() : *found;
 }
 
-// What a thread keeps from one row to the next. Null when there is no memory.
-const Scratch* scratch_for(int64_t size) {
-  thread_local int64_t held = 0;
-  thread_local std::unique_ptr<float[]> memory;
-  thread_local std::unique_ptr<Token[]> doubtful;
-  thread_local Scratch scratch;
-  if (size <= held) return &scratch;
-  const int64_t tokens = size + kLanes, maxima = blocks_of(size) * kLanes;
-  held = 0;
-  memory.reset(new (std::nothrow) float[static_cast<size_t>(3 * tokens + 2 * maxima)]);
-  doubtful.reset(new (std::nothrow) Token[static_cast<size_t>(size)]);
-  if (memory == nullptr || doubtful == nullptr) return nullptr;
-  held = size;
-  float* scaled = memory.get() + tokens;
-  scratch.kept = {0, reinterpret_cast<int32_t*>(memory.get()), scaled, scaled + tokens};
-  scratch.tokens = doubtful.get();
-  scratch.maxima = scaled + 2 * tokens;
-  scratch.folded = scratch.maxima + maxima;
-  return &scratch;
-}
-
-// A logit that at least `count` of the row reach, and few more: the `count`-th of the maxima, which
-// are folded while they stay several times as many.
-float reached_by(int64_t count, int64_t size, const Scratch& scratch) {
-  int64_t left = blocks_of(size) * kLanes;
-  if (count > left) return kLowest;
-  std::copy(scratch.maxima, scratch.maxima + left, scratch.folded);
-  while (left % 2 == 0 && left / 2 >= 4 * count) {
-    left /= 2;
-    for (int64_t i = 0; i < left; ++i)
-      scratch.folded[i] = std::max(scratch.folded[i], scratch.folded[i + left]);
-  }
-  float* found = scratch.folded + count - 1;
-  std::nth_element(scratch.folded, found, scratch.folded + left, std::greater<float>());
-  return *found;
-}
-
-struct Row {
-  const float* logits;
-  int64_t size;
-  float largest;
-  float temperature;
-
-  // As the passes compute it; kLowest at least, so that what is masked is never kept.
-  float scaled(float logit) const {
-    return std::max((logit - largest) / temperature, kLowest);
-  }
-};
-
-void keep_best(const Passes& passes, const Row& row, int64_t count, const Scratch& scratch, Kept& kept) {
-  const float least = row.scaled(reached_by(count, row.size, scratch));
-  passes.gather(row.logits, row.size, row.largest, row.temperature, least, scratch.maxima, kept);
-  std::fill(kept.weights, kept.weights + kept.count, 1.0f);
-  keep_reaching(passes, kept, static_cast<double>(count), scratch.tokens);
-}
+namespace {
 
 // Tokens below e^least weigh less together than those that top-p leaves out: the best weighs 1.
 float least_of_nucleus(double top_p, int64_t size) {
@@ -100,21 +42,19 @@ float least_of_nucleus(double top_p, int64_t size) {
   return static_cast<float>(std::log(left_out / static_cast<double>(size)) - 0.1);
 }
 
-void filter(const Passes& passes, const Row& row, const Settings& settings, const Scratch& scratch,
-            Kept& kept) {
+void filter(const Row& row, const Settings& settings, const Scratch& scratch, Kept& kept) {
   const bool has_top_p = settings.top_p < 1.0;
   const float least = settings.min_p > 0.0
       ? static_cast<float>(std::log(std::min(settings.min_p, 1.0))) : kLowest;
   if (0 < settings.top_k && settings.top_k < row.size) {
-    keep_best(passes, row, settings.top_k, scratch, kept);
-    if (has_top_p) keep_reaching(passes, kept, settings.top_p * passes.weigh_kept(kept), scratch.tokens);
+    keep_best(row, settings.top_k, kLowest, scratch, kept);
+    if (has_top_p)
+      keep_reaching(row, settings.top_p * row.passes.weigh_kept(kept), scratch, kept);
   } else if (has_top_p) {
-    const float candidates = least_of_nucleus(settings.top_p, row.size);
-    const double total = passes.weigh(
-        row.logits, row.size, row.largest, row.temperature, candidates, kept);
-    keep_reaching(passes, kept, settings.top_p * total, scratch.tokens);
+    const double total = weigh(row, least_of_nucleus(settings.top_p, row.size), kept);
+    keep_reaching(row, settings.top_p * total, scratch, kept);
   } else {
-    passes.gather(row.logits, row.size, row.largest, row.temperature, least, scratch.maxima, kept);
+    gather(row, least, scratch, kept);
     return;
   }
   if (settings.min_p > 0.0) keep_from(kept, least);
@@ -135,7 +75,7 @@ int32_t sampled(
   const float largest = passes.scan(logits, size, scratch->maxima);
   if (std::isnan(largest)) return kFailed;
   Kept kept = scratch->kept;
-  filter(passes, {logits, size, largest, temperature}, settings, *scratch, kept);
+  filter({passes, logits, size, largest, temperature}, settings, *scratch, kept);
   return passes.drawn_of(kept, stream);
 }
 
@@ -165,8 +105,6 @@ struct Step {
 }  // namespace cadenza
 
 using namespace cadenza;
-
-#define EXPORT __attribute__((visibility("default")))
 
 extern "C" {
 

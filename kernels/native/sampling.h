@@ -26,7 +26,7 @@ struct Settings {
   uint32_t choice;
 };
 
-// Some tokens of a row. Arrays have room for kLanes more than the vocabulary.
+// Some tokens of a row. Arrays have room for whole blocks and kLanes more.
 struct Kept {
   int64_t count;
   int32_t* ids;
@@ -46,6 +46,8 @@ struct Token {
     order = static_cast<uint64_t>(bits & 0x7fffffffu) << 32 | static_cast<uint32_t>(id);
   }
 
+  bool operator<(const Token& other) const { return order < other.order; }
+
   int32_t id() const { return static_cast<int32_t>(order); }
   float scaled() const {
     const uint32_t bits = static_cast<uint32_t>(order >> 32) | 0x80000000u;
@@ -53,14 +55,6 @@ struct Token {
     __builtin_memcpy(&value, &bits, sizeof value);
     return value;
   }
-};
-
-// What a row needs room for; of the thread that samples it.
-struct Scratch {
-  Kept kept;
-  Token* tokens;  // as many as the vocabulary has
-  float* maxima;  // kLanes a block: of tokens 0, 16, 32, ... of it, of 1, 17, 33, ... and so on
-  float* folded;  // as many
 };
 
 // The noise of a row: the key of each round, and the words of the counter that all its calls have.
@@ -89,8 +83,7 @@ struct Passes {
                   Kept& kept);
   // Weighs what is kept already, and returns the sum.
   double (*weigh_kept)(Kept& kept);
-  // Keeps the tokens with scaled logit > above, and moves those up to it but > from, in any number, to
-  // `tokens`. Returns how many these are.
+  // Keeps the tokens with scaled logit > above, and moves those up to it but >= from to `tokens`. Returns how many these are.
   int64_t (*divide)(Kept& kept, float above, float from, Token* tokens);
   // Writes the first `size` tokens' noise. For tests: nothing else wants that of every token.
   void (*noise)(const Stream& stream, int64_t size, float* noise);
@@ -101,14 +94,10 @@ const Passes* portable_passes();
 const Passes* avx2_passes();
 const Passes* avx512_passes();
 
+// Those of the level of this number, which cadenza_level names.
+const Passes& passes_of(int32_t number);
+
 // The fp32 noise of a token with this random word.
 float noise_of(uint32_t word);
-
-// Keeps those tokens whose better ones weigh less than `target` together, at least one. `tokens` has
-// room for all of them.
-void keep_reaching(const Passes& passes, Kept& kept, double target, Token* tokens);
-
-// Keeps the tokens with scaled logit >= least; weights are lost.
-void keep_from(Kept& kept, float least);
 
 }  // namespace cadenza

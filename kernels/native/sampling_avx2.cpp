@@ -8,7 +8,7 @@
 #include <cmath>
 
 #include "contest.h"
-#include "linear.h"
+#include "level.h"
 
 #define TARGET __attribute__((target("avx2,fma")))
 

@@ -8,7 +8,7 @@
 #include <cmath>
 
 #include "contest.h"
-#include "linear.h"
+#include "level.h"
 
 #define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")))
 

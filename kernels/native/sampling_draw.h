@@ -129,11 +129,11 @@ TARGET int32_t drawn(
   return again.winner();
 }
 
-// Fills the last register with what cannot win.
+// Fills the last register with what is in no order to anything.
 TARGET inline void pad(const Kept& kept) {
   for (int64_t i = kept.count; i < kept.count + kLanes; ++i) {
     kept.ids[i] = 0;
-    kept.scaled[i] = -INFINITY;
+    kept.scaled[i] = NAN;
   }
 }
 

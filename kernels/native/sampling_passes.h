@@ -165,7 +165,7 @@ TARGET int64_t divide(Kept& kept, float above_this, float from, Token* tokens) {
     const Floats scaled = load(kept.scaled + i), weights = load(kept.weights + i);
     const Ints ids = load_ints(kept.ids + i);
     const Mask stays = above(scaled, upper);
-    for (Mask moves = above(scaled, lower) & ~stays; moves; moves &= moves - 1) {
+    for (Mask moves = at_least(scaled, lower) & ~stays; moves; moves &= moves - 1) {
       const int64_t lane = i + __builtin_ctz(moves);
       tokens[moved++] = Token(kept.ids[lane], kept.scaled[lane], kept.weights[lane]);
     }

@@ -2,7 +2,7 @@
 #include <cmath>
 
 #include "contest.h"
-#include "linear.h"
+#include "level.h"
 #include "sampling.h"
 
 #define TARGET
