@@ -16,14 +16,19 @@ from typing import Any, NamedTuple
 
 from cadenza.engine import loop, main
 from cadenza.engine.channel import Channel
-from cadenza.engine.models import Llama
+from cadenza.engine.models import Llama, llama, plain_layers
 from cadenza.engine.runner import ModelRunner
 from cadenza.engine.sampler import Sampler
+from cadenza.kernels.decoder_layers import NativeLayers
 from cadenza.scheduler.plan import StepOutcome, StepPlan
 from cadenza.scheduler.scheduler import Scheduler
 
-REST = "rest of the loop"
-PARTS = ("scheduler", "wire", "batch laid out", "forward pass", "sampling", REST)
+PRODUCTS, ATTENTION, LAYERS = "products of the layers", "attention", "layers otherwise"
+HEAD, REST = "product of the head", "rest of the loop"
+PARTS = (
+    *("scheduler", "wire", "batch laid out"),
+    *(PRODUCTS, ATTENTION, LAYERS, HEAD, "sampling", REST),
+)
 
 
 class Step(NamedTuple):
@@ -71,6 +76,25 @@ class Clock:
 
         Channel.receive = timed  # type: ignore[method-assign]
 
+    def within_layers(self) -> None:
+        """Charge the parts of the call that computes all layers, which it tells itself."""
+        forward = NativeLayers.forward
+
+        def timed(layers: NativeLayers, *args: Any, **kwargs: Any) -> Any:
+            began = layers.times
+            try:
+                return forward(layers, *args, **kwargs)
+            finally:
+                ended = layers.times
+                for part, took_s in (
+                    (PRODUCTS, ended.products_s - began.products_s),
+                    (ATTENTION, ended.attention_s - began.attention_s),
+                ):
+                    self._took_s[part] += took_s
+                    self._took_s[LAYERS] -= took_s
+
+        NativeLayers.forward = timed  # type: ignore[method-assign]
+
     def around_plans(self) -> None:
         """Note what each step computes."""
         execute = ModelRunner.execute
@@ -110,8 +134,12 @@ def run(path: Path, arguments: list[str]) -> int:
     clock.around(Scheduler, "step", "scheduler")
     clock.around(Scheduler, "statistics", "scheduler")
     clock.around(ModelRunner, "logits", "batch laid out")
-    clock.around(Llama, "hidden", "forward pass")
-    clock.around(Llama, "logits", "forward pass")
+    clock.around(Llama, "hidden", LAYERS)
+    clock.around(Llama, "logits", LAYERS)
+    clock.within_layers()
+    clock.around(plain_layers, "linear", PRODUCTS)
+    clock.around(plain_layers, "paged_attention", ATTENTION)
+    clock.around(llama, "linear", HEAD)
     clock.around(Sampler, "sample", "sampling")
     status = main.main(arguments)
     path.write_text(json.dumps(clock.steps))
