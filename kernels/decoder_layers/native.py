@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -101,7 +102,8 @@ class NativeLayers:
         assert found is not None, "is_supported was not asked"
         self._library: Library = found
         self._shape = shape
-        self._packed = tuple(_packed(weights, level) for weights in layers)
+        with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+            self._packed = tuple(threads.map(lambda weights: _packed(weights, level), layers))
         self._dtype = layers[0].qkv.dtype
         self._rotary = RotaryTables(rotary.cos.contiguous(), rotary.sin.contiguous())
         self._layers = (Layer * len(layers))(*(_addresses(layer) for layer in self._packed))
