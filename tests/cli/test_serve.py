@@ -415,3 +415,24 @@ def test_the_banner_brackets_an_ipv6_address():
 
     assert "http://[::1]:8123/v1" in text
     assert "gRPC [::1]:50123" in text
+
+
+@pytest.mark.usefixtures("stub")
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [
+        (("demo",), 0),
+        (("/no/such.gguf",), 2),
+        (("demo", "--policy", "order=lifo"), 2),
+        (("--config", "/no/such.yaml"), 2),
+    ],
+)
+def test_the_engine_that_was_started_before_all_else_is_ended(
+    monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], status: int
+):
+    ended = []
+    engine = SimpleNamespace(end=lambda: ended.append(True))
+    monkeypatch.setattr(engine_process, "start_engine", lambda: engine)
+
+    assert status_of("serve", *arguments) == status
+    assert ended == [True]
