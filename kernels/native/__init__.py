@@ -13,7 +13,7 @@ from pathlib import Path
 
 __all__ = ["BFLOAT16", "FLOAT32", "Layer", "Library", "Model", "Step", "Times", "library"]
 
-FLOAT32, BFLOAT16 = 0, 1  # dtypes, as in linear.h
+FLOAT32, BFLOAT16 = 0, 1  # dtypes, as in level.h
 
 _ADDRESS, _SIZE, _NUMBER = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 
