@@ -12,7 +12,7 @@ from enum import Enum, EnumType
 from typing import NamedTuple, get_args, get_type_hints
 
 import numpy as np
-from msgspec.structs import astuple
+from msgspec.structs import asdict
 
 from cadenza.policies.runner import FaultCount
 from cadenza.scheduler.decisions import Cause, RefusedArrival
@@ -67,15 +67,14 @@ class _Outline(NamedTuple):
     """How the records of a class are told."""
 
     kind: str
-    facts: tuple[str, ...]  # names of the fields that only this class has
-    members: tuple[str, ...]  # those of them that are members of an enum, told by name
+    members: tuple[str, ...]  # fields that are members of an enum, told by name
 
 
 def _outline(record: type[Record]) -> _Outline:
     assert record.__struct_fields__[:3] == _COMMON
-    facts, hints = record.__struct_fields__[3:], get_type_hints(record)
-    members = (name for name in facts if isinstance(hints[name], EnumType))
-    return _Outline(_kind(record), facts, tuple(members))
+    hints = get_type_hints(record)
+    members = (name for name in record.__struct_fields__ if isinstance(hints[name], EnumType))
+    return _Outline(_kind(record), tuple(members))
 
 
 _OUTLINES: dict[type[Record], _Outline] = {record: _outline(record) for record in get_args(Record)}
@@ -85,9 +84,9 @@ _NAMES: dict[Enum, str] = {
 
 
 def _decision(record: Record) -> Decision:
-    kind, names, members = _OUTLINES[type(record)]
-    step_id, time_s, request, *values = astuple(record)
-    facts = dict(zip(names, values, strict=True))
+    kind, members = _OUTLINES[type(record)]
+    facts = asdict(record)
+    step_id, time_s, request = map(facts.pop, _COMMON)
     for name in members:
         facts[name] = _NAMES[facts[name]]
     return Decision(kind, request, step_id, time_s, facts)

@@ -8,16 +8,18 @@ import numpy as np
 
 from cadenza.policies.views import RequestColumns, StepView
 from cadenza.scheduler.budget import Budget, promised_to
-from cadenza.scheduler.columns import BoolColumn, where
+from cadenza.scheduler.candidates import Candidate, Candidates, Entry
+from cadenza.scheduler.columns import where
 from cadenza.scheduler.decisions import Admitted, HostCopyDropped, Resumed, Starving
 from cadenza.scheduler.planning import PlanBuilder
 from cadenza.scheduler.preemption import Lack, Preemption
 from cadenza.scheduler.request import HostCopy
-from cadenza.scheduler.seating import COLD, Candidate, Entry, Seating, candidates_of
+from cadenza.scheduler.seating import Seating
 from cadenza.scheduler.states import State
 from cadenza.scheduler.stores import Stores
 from cadenza.scheduler.table import Rows
 from cadenza.scheduler.turns import WHOLE, Turns
+from cadenza.scheduler.vanguard import vanguard
 from cadenza.scheduler.victims import Shortage
 from cadenza.scheduler.waiting import later_admissions, lowest
 
@@ -43,6 +45,7 @@ class Admission:
         self._preemption = preemption
         self._turns = Turns()
         self._seating = Seating(stores)
+        self._fresh: dict[int, list[int]] = {}  # arrivals that entered in this step, by their turn
 
     def run(self, plan: PlanBuilder, budget: Budget) -> None:
         """Admit while seats, tokens and blocks last, beside the rows placed already."""
@@ -53,35 +56,56 @@ class Admission:
         stores, table = self._stores, self._stores.table
         view = stores.view(plan.now_s)
         columns = table.view(waiting)
-        candidates, starving = self._order(waiting, columns, most + PASSABLE, view, plan)
+        candidates = self._order(waiting, columns, most + PASSABLE, view, plan)
         seated = table.view(table.seated())
-        keep = stores.decisions.reserve_blocks(seated, table.view(candidates), view)
-        # What those want kept who are passed over is not held against those behind them
-        extra, kept = (keep[1:] - keep[:-1]).tolist(), int(keep[0])
-        fresh: dict[int, list[int]] = {}  # arrivals, by whose turn it was
-        promised = budget.promised
-        for rank, candidate in enumerate(candidates_of(table, candidates, table.free_seats)):
-            if plan.is_full or not (table.free_seats or self._obtainable_seats()):
+        kept = stores.decisions.reserve_blocks(seated, table.view(candidates.rows), view)
+        candidates.keep = kept.tolist()
+        self._fresh.clear()
+        num = self._admit_together(plan, candidates, budget.promised)
+        if num < len(candidates) and not self._is_over(plan):
+            self._admit_singly(plan, budget, candidates, num)
+        self._seating.seat(plan)
+        self._count_overtakes(waiting, columns)
+
+    def _admit_together(self, plan: PlanBuilder, candidates: Candidates, promised: int) -> int:
+        """Admit the first candidates, as far as they lack nothing; returns how many."""
+        group = vanguard(self._stores, plan, candidates, promised)
+        if group:
+            self._seating.enter_together(plan, group)
+        starving = candidates.starving[: len(group)].tolist()
+        for rank, (candidate, entry) in enumerate(group):
+            self._tell(plan, candidate, entry, rank, starving[rank])
+        return len(group)
+
+    def _admit_singly(
+        self, plan: PlanBuilder, budget: Budget, candidates: Candidates, first: int
+    ) -> None:
+        """Admit who still may enter of those from `first` on."""
+        stores, table = self._stores, self._stores.table
+        keep, promised = candidates.keep, budget.promised
+        kept = keep[first]
+        for rank, candidate in enumerate(candidates.since(first, table.free_seats), first):
+            if self._is_over(plan):
                 break
             entry = self._entry(candidate, plan)
-            wanted, needs = max(0, kept + extra[rank]), bool(starving[rank])
+            # What those want kept who were passed over is not held against it
+            wanted = max(0, kept + keep[rank + 1] - keep[rank])
+            needs = bool(candidates.starving[rank])
             lack = self._lack(plan, candidate, entry, wanted, promised + self._seating.promised)
             verdict = self._judge(plan, budget, candidate, entry, lack, needs)
             if verdict == "blocks":
                 break
             if verdict == "passed over":
                 continue
-            turn = self._turn_of(candidate)
-            if candidate.admission < 0:
-                fresh.setdefault(turn, []).append(candidate.arrival)
             if lack is not None:  # others may have left, with what they were promised
                 promised = promised_to(stores)
             self._seating.enter(plan, candidate, entry, promised + self._seating.promised)
             kept = wanted
-            self._turns.count(turn, starving=needs)
             self._tell(plan, candidate, entry, rank, needs)
-        self._seating.seat(plan)
-        self._count_overtakes(waiting, columns, fresh)
+
+    def _is_over(self, plan: PlanBuilder) -> bool:
+        """Whether nobody else can enter in this step."""
+        return plan.is_full or not (self._stores.table.free_seats or self._obtainable_seats())
 
     def _judge(
         self,
@@ -124,8 +148,8 @@ class Admission:
 
     def _order(
         self, waiting: Rows, columns: RequestColumns, most: int, view: StepView, plan: PlanBuilder
-    ) -> tuple[Rows, BoolColumn]:
-        """Who may enter, `most` at most, in order; and who of them is starving.
+    ) -> Candidates:
+        """Who may enter, `most` at most, in order.
 
         A policy may keep requests out with +inf, but not all of them while nothing runs.
         """
@@ -138,13 +162,13 @@ class Admission:
         if not len(needy):
             order = lowest(scores, arrivals, most)
             if scores[order[-1]] < np.inf:  # the common case: none of them is kept out
-                return waiting[order], starving[order]
+                return Candidates(self._stores.table, waiting[order], starving[order])
         tenants = None
         if len(needy):
             self._tell_starving(waiting.take(needy), plan)
             tenants = columns.tenant if decisions.overtakes_within_tenant else None
         order = self._turns.order(scores, arrivals, starving, most, tenants)
-        return waiting[order], starving[order]
+        return Candidates(self._stores.table, waiting[order], starving[order])
 
     def _entry(self, candidate: Candidate, plan: PlanBuilder) -> Entry:
         """What the row finds now. A host copy that has become useless is dropped."""
@@ -155,7 +179,7 @@ class Admission:
                 return entry
             self._drop_host_copy(row, host, plan)
         found = self._stores.prefixes.found(row)
-        return Entry(found, [], len(found) * self._stores.config.block_size) if len(found) else COLD
+        return Entry.warm(found, self._stores.config.block_size)
 
     def _from_host(self, row: int, host: HostCopy) -> Entry | None:
         """Blocks that are still published need no copy; None: a shared one is gone."""
@@ -197,8 +221,12 @@ class Admission:
     def _tell(
         self, plan: PlanBuilder, candidate: Candidate, entry: Entry, rank: int, starving: bool
     ) -> None:
-        """Log the admission; a row that was starving is pinned for a while."""
+        """Count the admission and log it; a row that was starving is pinned for a while."""
         stores, table, row = self._stores, self._stores.table, candidate.row
+        turn = self._turn_of(candidate)
+        self._turns.count(turn, starving=starving)
+        if candidate.admission < 0:
+            self._fresh.setdefault(turn, []).append(candidate.arrival)
         if starving:
             table.pinned_until[row] = table.generated_tokens[row] + PINNED_TOKENS
         wait_s = plan.now_s - candidate.waits_since_s
@@ -227,12 +255,10 @@ class Admission:
             return int(self._stores.table.tenant[candidate.row])
         return WHOLE
 
-    def _count_overtakes(
-        self, rows: Rows, columns: RequestColumns, fresh: dict[int, list[int]]
-    ) -> None:
+    def _count_overtakes(self, rows: Rows, columns: RequestColumns) -> None:
         """Later arrivals that were admitted for the first time ahead of those who still wait."""
         table = self._stores.table
-        for turn, admitted in fresh.items():
+        for turn, admitted in self._fresh.items():
             earlier = columns.arrival < max(admitted)
             if turn != WHOLE:
                 earlier &= columns.tenant == turn

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from cadenza.scheduler.columns import all_true
 from cadenza.scheduler.eviction_queue import EvictionQueue
 from cadenza.scheduler.prefix_index import Blocks, Keys, Prefix, PrefixIndex, Tokens
 
@@ -118,7 +119,7 @@ class BlockPool:
         tail unreachable.
         """
         blocks = np.concatenate([table[::-1] for table in tables], dtype=np.intp)
-        if (self._references[blocks] == 1).all():  # then each is given once, too
+        if all_true(self._references[blocks] == 1):  # then each is given once, too
             self._references[blocks] = 0
             unheld = blocks
         else:

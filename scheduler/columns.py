@@ -89,6 +89,11 @@ class Columns:
             column[row] = column[source]
 
 
+def all_true(mask: BoolColumn) -> bool:
+    """`mask.all()`, without NumPy's wrappers, which cost more than the work."""
+    return bool(np.count_nonzero(mask) == len(mask))
+
+
 def where(mask: npt.NDArray[Any]) -> npt.NDArray[np.intp]:
     """Indices of what is not zero: `np.flatnonzero`, whose wrappers cost more than the work."""
     return mask.nonzero()[0]

@@ -115,6 +115,20 @@ class PlanBuilder:
             return True
         return self._promised_to_long + self._block_size <= self.tokens_left // 2
 
+    def num_with_room(self, remaining: Sequence[int]) -> int:
+        """How many of these `has_room_for` lets in, one after another, beside others."""
+        size, unpromised, to_long = self._block_size, self._unpromised, self._promised_to_long
+        for num, count in enumerate(remaining):
+            count = min(count, self._chunk)
+            unpromised -= min(count, size)
+            if unpromised < 0:
+                return num
+            if count > size:
+                if to_long and to_long + size > self.tokens_left // 2:
+                    return num
+                to_long += size
+        return len(remaining)
+
     def place_running(self, decodes: Rows, prefills: Rows, remaining: Counts) -> None:
         """Place the running rows; `remaining` tokens to compute for each of `prefills`."""
         self._unpromised += len(self.decodes) - len(decodes)
@@ -128,6 +142,16 @@ class PlanBuilder:
         self.seated.append(row)
         self.admitted += choices
         self.cached += [cached] * len(choices)
+
+    def place_all_admitted(
+        self, rows: list[int], requests: list[int], cached: list[int], remaining: list[int]
+    ) -> None:
+        """Place rows of one choice each that have just got their seats."""
+        for row, count in zip(rows, remaining, strict=True):
+            self._place(row, count)
+        self.seated += rows
+        self.admitted += requests
+        self.cached += cached
 
     def withdraw(self, row: int) -> None:
         """Take a row out again, and give its tokens back, if it was placed."""

@@ -11,11 +11,11 @@ from typing import NamedTuple
 import numpy as np
 
 from cadenza.policies.views import PreemptionCosts
-from cadenza.scheduler.blocks import Blocks
 from cadenza.scheduler.budget import Budget, growth_of, place_running
 from cadenza.scheduler.columns import IntColumn
 from cadenza.scheduler.decisions import Cause, Displaced, Preempted
 from cadenza.scheduler.planning import PlanBuilder
+from cadenza.scheduler.prefix_index import Blocks
 from cadenza.scheduler.request import HostCopy
 from cadenza.scheduler.states import State
 from cadenza.scheduler.stores import Stores

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from cadenza.scheduler.columns import BoolColumn, where
+from cadenza.scheduler.columns import BoolColumn, all_true, where
 from cadenza.scheduler.prefix import BlockKey
 
 # int32 in tables, intp where they are indices time and again: NumPy converts any others each time
@@ -214,8 +214,10 @@ class PrefixIndex:
         done[plain] = self._heir[ends] == heirs
         keys: list[BlockKey] = []
         continued: set[int] = set()
-        for run in where((begins | lives) & ~plain).tolist():
-            parent, name, key = parents.item(run), names.item(run), key_of(run)
+        branching = where((begins | lives) & ~plain)
+        columns = branching, parents[branching], names[branching], heads[branching]
+        for run, parent, name, head in zip(*(each.tolist() for each in columns), strict=True):
+            key = key_of(run)
             place = name, key
             if place in self._branches:
                 continue
@@ -224,10 +226,10 @@ class PrefixIndex:
                 if len(known) or name in continued:
                     continue
                 continued.add(name)
-            self._link(parent, place, heads.item(run))
+            self._link(parent, place, head)
             keys.append(key)
             done[run] = True
-        if not done.all():
+        if not all_true(done):
             kept = np.repeat(done, np.diff(starts, append=len(blocks)))
             starts = (kept.cumsum() - 1)[starts[done]]
             names, tokens, blocks = names[done], tokens[kept], blocks[kept]

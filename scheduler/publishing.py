@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cadenza.scheduler.columns import BoolColumn, where
+from cadenza.scheduler.columns import BoolColumn, all_true, where
 from cadenza.scheduler.prefix import BlockKey, extend_keys
 from cadenza.scheduler.prefix_index import Prefix
 from cadenza.scheduler.stores import Stores
@@ -28,7 +28,7 @@ class Publisher:
             return
         rows, full = rows[more], full[more]
         done = self._publish_runs(rows, full)
-        if not done.all():
+        if not all_true(done):
             for row, upto in zip(rows[~done].tolist(), full[~done].tolist(), strict=True):
                 self._publish_row(row, upto)
 
@@ -54,7 +54,7 @@ class Publisher:
             return self._key(rows.item(run), first.item(run))
 
         done = pool.index.publish_runs(parents, names, starts, tokens, blocks, key_of)
-        if not done.all():
+        if not all_true(done):
             rows, upto, ends = rows[done], upto[done], ends[done]
         tails = blocks[ends - 1]
         table.prefix_block[rows], table.prefix_name[rows] = tails, pool.index.names[tails]

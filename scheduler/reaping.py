@@ -74,7 +74,7 @@ class Reaper:
         table = self._stores.table
         table.computed_tokens[rows] += plan.num_new
         failed, tokens = outcome.failed, outcome.tokens
-        any_failed = bool(failed.any())
+        any_failed = np.count_nonzero(failed) > 0
         if any_failed:
             self._publisher.publish(np.delete(rows, plan.samples[failed]))
         else:

@@ -2,68 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
 
-from cadenza.scheduler.blocks import Blocks
+from cadenza.scheduler.candidates import Candidate, Entry
 from cadenza.scheduler.planning import PlanBuilder
-from cadenza.scheduler.request import Request
+from cadenza.scheduler.prefix_index import Blocks
 from cadenza.scheduler.stores import Stores
-from cadenza.scheduler.table import RequestTable, Rows
-
-
-class Candidate(NamedTuple):
-    """A waiting row, its columns in plain numbers, as admission reads each several times."""
-
-    row: int
-    cold: Request
-    arrival: int
-    admission: int  # -1: never yet
-    choices: int
-    waits_since_s: float
-    num_tokens: int
-    blocks: int  # that these tokens take
-    tails: int  # blocks beyond those, so that each of several choices has a tail of its own
-
-
-class Entry(NamedTuple):
-    """How a waiting row comes by the keys and values that it need not compute."""
-
-    found: Blocks  # the first of its block table, published
-    copied: Sequence[tuple[int, int]]  # (index in its block table, host block)
-    computed: int  # tokens
-    from_host: bool = False
-
-
-COLD = Entry(np.empty(0, dtype=np.intp), (), 0)  # it computes all of them
-
-
-def candidates_of(table: RequestTable, rows: Rows, num_likely: int) -> Iterator[Candidate]:
-    """The rows, in their order. Those behind `num_likely` are looked at only if they are needed."""
-    yield from _plain(table, rows[:num_likely])
-    if num_likely < len(rows):
-        yield from _plain(table, rows[num_likely:])
-
-
-def _plain(table: RequestTable, rows: Rows) -> Iterator[Candidate]:
-    size, choices, num_tokens = table.block_size, table.choices[rows], table.num_tokens[rows]
-    blocks = -(-num_tokens // size)
-    tails = np.zeros(len(rows), dtype=np.int64)
-    if table.num_several:
-        tails = np.where(choices > 1, table.prompt_tokens[rows] // size + choices - blocks, 0)
-    columns = (
-        table.arrival[rows],
-        table.admission[rows],
-        choices,
-        table.waits_since_s[rows],
-        num_tokens,
-        blocks,
-        tails,
-    )
-    plain, numbers = rows.tolist(), (column.tolist() for column in columns)
-    return map(Candidate._make, zip(plain, map(table.cold, plain), *numbers, strict=True))
+from cadenza.scheduler.table import Rows
 
 
 class Seating:
@@ -80,16 +27,12 @@ class Seating:
         `promised` is what others are promised; the row is promised no more than there is beside it.
         """
         stores, cold = self._stores, candidate.cold
-        if len(entry.found):
-            stores.pool.pin(entry.found)
-        stores.pool.reserve(candidate.blocks - len(entry.found))
-        stores.table.take_seats(cold)
+        stores.pool.reserve(self._take(candidate, entry))
         if cold.host is not None:
             stores.host.release(block for _, block in cold.host.copied)
             cold.host = None
         if stores.credits.num_limited:
             stores.credits.set_aside(int(stores.table.credit[candidate.row]), candidate.choices)
-        self._count(candidate, entry)
         promise = candidate.tails
         if promise:
             promise = min(promise, max(0, stores.pool.num_available - promised))
@@ -97,6 +40,20 @@ class Seating:
         self._entered.append((candidate, entry, promise))
         remaining = candidate.num_tokens - entry.computed
         plan.place_admitted(candidate.row, cold.choices, entry.computed, remaining)
+
+    def enter_together(self, plan: PlanBuilder, group: Sequence[tuple[Candidate, Entry]]) -> None:
+        """Let all of them enter, of one choice each and without limited credit or host copies."""
+        stores, num_blocks = self._stores, 0
+        for candidate, entry in group:
+            num_blocks += self._take(candidate, entry)
+            self._entered.append((candidate, entry, 0))
+        stores.pool.reserve(num_blocks)
+        plan.place_all_admitted(
+            [candidate.row for candidate, _ in group],
+            [candidate.cold.choices[0] for candidate, _ in group],
+            [entry.computed for _, entry in group],
+            [candidate.num_tokens - entry.computed for candidate, entry in group],
+        )
 
     def seat(self, plan: PlanBuilder) -> None:
         """Seat all who entered, with the blocks reserved for them."""
@@ -114,9 +71,10 @@ class Seating:
                 plan.copies.swap_in += [(host, int(blocks[index])) for index, host in entry.copied]
             tables.append(blocks)
             start = end
-        rows = np.array([candidate.row for candidate, _, _ in self._entered])
-        table.seat_rows(rows, tables, np.array([entry.computed for _, entry, _ in self._entered]))
-        table.promised_blocks[rows] = [promise for _, _, promise in self._entered]
+        candidates, entries, promises = zip(*self._entered, strict=True)
+        rows = np.array([candidate.row for candidate in candidates])
+        table.seat_rows(rows, tables, np.array([entry.computed for entry in entries]))
+        table.promised_blocks[rows] = promises
         self._set_prefixes(rows)
         self._entered.clear()
         self.promised = 0
@@ -130,6 +88,14 @@ class Seating:
             ends.append(index.end(index.root(candidate.cold.salt), entry.found))
         table.prefix_block[rows], table.prefix_name[rows] = zip(*ends, strict=True)
         table.published_blocks[rows] = [len(entry.found) for _, entry, _ in self._entered]
+
+    def _take(self, candidate: Candidate, entry: Entry) -> int:
+        """Take seats and what was found; returns how many blocks are lacking."""
+        if len(entry.found):
+            self._stores.pool.pin(entry.found)
+        self._stores.table.take_seats(candidate.cold)
+        self._count(candidate, entry)
+        return candidate.blocks - len(entry.found)
 
     def _count(self, candidate: Candidate, entry: Entry) -> None:
         """Keep the statistics of the prefix cache: first admissions, and what is computed again."""

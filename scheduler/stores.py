@@ -12,7 +12,7 @@ import numpy as np
 from cadenza.policies.cached_blocks import CachedBlocks
 from cadenza.policies.decisions import Decisions
 from cadenza.policies.views import StepView
-from cadenza.scheduler.blocks import BlockPool, Blocks
+from cadenza.scheduler.blocks import BlockPool
 from cadenza.scheduler.blocks_alone import BlocksAlone
 from cadenza.scheduler.columns import FloatColumn
 from cadenza.scheduler.config import SchedulerConfig
@@ -21,6 +21,7 @@ from cadenza.scheduler.credits import Credits
 from cadenza.scheduler.decisions import DecisionLog, Finished
 from cadenza.scheduler.host_pool import HostPool
 from cadenza.scheduler.prefix import extend_keys
+from cadenza.scheduler.prefix_index import Blocks
 from cadenza.scheduler.states import FinishReason
 from cadenza.scheduler.table import RequestTable, Rows
 from cadenza.scheduler.waiting_prefixes import WaitingPrefixes

@@ -175,9 +175,11 @@ class RequestTable(Columns):
         self.computed_tokens[rows] = computed
         self.shares_tail[rows] = False
         self.overtakes[rows] = self.host_tokens[rows] = 0
-        for row in rows[self.admission[rows] < 0].tolist():
-            self.admission[row] = self._admissions
-            self._admissions += len(self._cold[row].choices)
+        fresh = rows[self.admission[rows] < 0]
+        ends = self._admissions + self.choices[fresh].cumsum()
+        self.admission[fresh] = ends - self.choices[fresh]
+        if len(fresh):
+            self._admissions = int(ends[-1])
 
     def unseat_row(self, row: int, to: State) -> None:
         """PREEMPTED or SWAPPED: the history is kept, seats and block table are given up."""

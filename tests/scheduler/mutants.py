@@ -23,6 +23,13 @@ FAST_PROOF = (
     "tests/scheduler/test_blocks.py::test_what_continued_an_unfindable_block_is_free_at_once",
     "tests/scheduler/test_seating.py",
     "tests/scheduler/test_assembly.py",
+    "tests/scheduler/test_vanguard.py::test_it_ends_before_the_first_that_lacks_blocks",
+    "tests/scheduler/test_vanguard.py"
+    "::test_what_others_hold_costs_nothing_and_what_is_found_counts_for_each",
+    "tests/scheduler/test_vanguard.py::test_it_ends_before_the_first_that_lacks_tokens",
+    "tests/scheduler/test_vanguard.py::test_one_token_is_left_for_each_of_them",
+    "tests/scheduler/test_vanguard.py"
+    "::test_rows_that_differ_in_more_than_length_are_left_to_be_looked_at",
     "tests/scheduler/test_displacement.py::test_a_better_request_takes_a_seat_in_the_same_step",
     "tests/scheduler/test_displacement.py::test_equals_and_worse_ones_displace_nobody",
     "tests/scheduler/test_budget.py"
@@ -305,8 +312,8 @@ MUTANTS = (
     ),
     Mutant(
         "choices are promised no tails of their own",
-        "scheduler/seating.py",
-        "np.where(choices > 1, table.prompt_tokens[rows] // size + choices - blocks, 0)",
+        "scheduler/candidates.py",
+        "np.where(choices > 1, full + choices - blocks, 0)",
         "np.zeros_like(blocks)",
     ),
     Mutant(
@@ -318,14 +325,14 @@ MUTANTS = (
     Mutant(
         "found blocks are not pinned",
         "scheduler/seating.py",
-        "        stores.pool.pin(entry.found)\n",
-        "",
+        "self._stores.pool.pin(entry.found)",
+        "self._stores.pool.pin(entry.found[:0])",
     ),
     Mutant(
         "found blocks are reserved once more",
         "scheduler/seating.py",
-        "stores.pool.reserve(candidate.blocks - len(entry.found))",
-        "stores.pool.reserve(candidate.blocks)",
+        "return candidate.blocks - len(entry.found)",
+        "return candidate.blocks",
     ),
     Mutant(
         "who enters late is promised what others were promised before",
@@ -409,9 +416,9 @@ MUTANTS = (
     ),
     Mutant(
         "a row resumes from its prefix one block too far on",
-        "scheduler/admission.py",
-        "return Entry(found, [], len(found) * self._stores.config.block_size)",
-        "return Entry(found, [], (len(found) + 1) * self._stores.config.block_size)",
+        "scheduler/candidates.py",
+        "return cls(found, (), len(found) * block_size)",
+        "return cls(found, (), (len(found) + 1) * block_size)",
     ),
     Mutant(
         "a resumed row forgets what it had generated",
@@ -421,9 +428,9 @@ MUTANTS = (
     ),
     Mutant(
         "a resumed row gets blocks for its prompt alone",
-        "scheduler/seating.py",
-        "blocks = -(-num_tokens // size)",
-        "blocks = -(-table.prompt_tokens[rows] // size)",
+        "scheduler/candidates.py",
+        "-(-num_tokens // table.block_size)",
+        "-(-table.prompt_tokens[rows] // table.block_size)",
     ),
     # Credit
     Mutant(
@@ -454,8 +461,32 @@ MUTANTS = (
     Mutant(
         "overtakes are not counted",
         "scheduler/admission.py",
-        "        self._count_overtakes(waiting, columns, fresh)\n",
+        "        self._count_overtakes(waiting, columns)\n",
         "",
+    ),
+    Mutant(
+        "those who enter together leave nothing free",
+        "scheduler/vanguard.py",
+        "left = pool.num_available - stores.watermark - promised",
+        "left = pool.num_available",
+    ),
+    Mutant(
+        "those who enter together are seen without what others may still need",
+        "scheduler/vanguard.py",
+        "if left < kept:",
+        "if left < 0:",
+    ),
+    Mutant(
+        "what those who enter together found costs nothing even if nobody holds it",
+        "scheduler/vanguard.py",
+        "left += len(found) - pool.num_unheld(found)",
+        "left += len(found)",
+    ),
+    Mutant(
+        "those who enter together take more tokens than there are",
+        "scheduler/planning.py",
+        "            if unpromised < 0:\n",
+        "            if unpromised < -size:\n",
     ),
     Mutant(
         "starving rows wait behind all others",

@@ -5,13 +5,14 @@ import pytest
 
 from cadenza.policies.decisions import Decisions
 from cadenza.policies.profile import Profile
+from cadenza.scheduler.candidates import Candidate, Candidates, Entry
 from cadenza.scheduler.config import SchedulerConfig
 from cadenza.scheduler.costs import CostModel
 from cadenza.scheduler.planning import PlanBuilder
 from cadenza.scheduler.prefix import NO_KEYS, extend_keys
 from cadenza.scheduler.prefix_index import Prefix
 from cadenza.scheduler.request import Arrival, HostCopy
-from cadenza.scheduler.seating import Candidate, Entry, Seating, candidates_of
+from cadenza.scheduler.seating import Seating
 from cadenza.scheduler.states import State
 from cadenza.scheduler.stores import Stores
 
@@ -51,7 +52,11 @@ class Stage:
         return blocks.tolist()
 
     def candidate(self, row: int) -> Candidate:
-        return next(iter(candidates_of(self.stores.table, np.array([row]), 1)))
+        return next(self.candidates(row).plain(0, 1))
+
+    def candidates(self, *rows: int) -> Candidates:
+        places = np.array(rows, dtype=np.intp)
+        return Candidates(self.stores.table, places, np.zeros(len(rows), dtype=bool))
 
     def enter(self, row: int, promised: int = 0) -> None:
         """With what of its prefix is cached, as an admission would let it."""
@@ -85,7 +90,7 @@ def test_candidates_are_the_rows_in_their_order_in_plain_numbers(num_likely: int
     table = stage.stores.table
     table.admission[first] = 3
 
-    candidates = list(candidates_of(table, np.array([second, first]), num_likely))
+    candidates = list(stage.candidates(second, first).since(0, num_likely))
 
     assert candidates == [
         Candidate(second, table.cold(second), 1, -1, 1, 0.0, 1, 1, 0),
@@ -93,7 +98,7 @@ def test_candidates_are_the_rows_in_their_order_in_plain_numbers(num_likely: int
     ]
     plain = [number for each in candidates for number in (each[0], *each[2:])]
     assert {type(number) for number in plain} == {int, float}
-    assert not list(candidates_of(table, np.empty(0, dtype=np.intp), num_likely))
+    assert not list(stage.candidates().since(0, num_likely))
 
 
 @pytest.mark.parametrize(("length", "tails"), [(1, 2), (3, 2), (4, 3), (5, 2), (8, 3)])
