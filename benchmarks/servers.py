@@ -36,6 +36,7 @@ class Launch(NamedTuple):
     command: tuple[str, ...]
     port: int
     environment: dict[str, str]
+    tells_tokens: bool = True  # how many it has generated, where the client looks for that
 
 
 class Server:
@@ -43,6 +44,7 @@ class Server:
 
     def __init__(self, launch: Launch, pid: int) -> None:
         self.name = launch.name
+        self.tells_tokens = launch.tells_tokens
         self.url = f"http://127.0.0.1:{launch.port}"
         self._pid = pid
 
@@ -169,7 +171,7 @@ def llama_cpp(server: Path, gguf: Path, streams: int, length: int) -> Launch:
         *("--parallel", str(streams), "--ctx-size", str(streams * length)),
         *("--threads", str(len(os.sched_getaffinity(0)))),
     )
-    return Launch("llama.cpp", command, port, peer_environment())
+    return Launch("llama.cpp", command, port, peer_environment(), tells_tokens=False)
 
 
 def peer_environment() -> dict[str, str]:
