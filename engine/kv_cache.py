@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-import mmap
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from cadenza.kernels.large_pages import zeros
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,16 +79,5 @@ class HostCache:
 
 
 def _lazy_zeros(sizes: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros whose memory the system provides page by page, as they are first written.
-
-    `torch.zeros` writes them all at once, and those of NumPy begin 16 bytes into a page, where
-    each wide load touches two cache lines.
-
-    Raises:
-        OSError, OverflowError: the system has no room for so much.
-    """
-    num_bytes = math.prod(sizes) * dtype.itemsize
-    if not num_bytes:
-        return torch.zeros(sizes, dtype=dtype)
-    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    return torch.frombuffer(memory, dtype=dtype).view(sizes)
+    """Zeros whose memory the system provides as it is first written. Raises as `zeros` does."""
+    return zeros(math.prod(sizes) * dtype.itemsize).view(dtype).view(sizes)

@@ -12,8 +12,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from cadenza.kernels.large_pages import LargePages
 from cadenza.kernels.native import BFLOAT16, FLOAT32, library
 
+_PAGES = LargePages()
 _DTYPES = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
 _ONLY_BFLOAT16 = ("avx512-bf16", "amx")  # fp32 is multiplied as by the level below
 
@@ -59,7 +61,7 @@ class PackedWeight:
         self._dtype = weight.dtype
         self._shape = (weight.shape[0], weight.shape[1])
         kind = (*self._shape, _DTYPES[weight.dtype])
-        self._packed = torch.empty(found.packed_bytes(*kind), dtype=torch.uint8)
+        self._packed = _PAGES.take(found.packed_bytes(*kind))
         weight = weight.contiguous()
         found.pack(weight.data_ptr(), *kind, self._packed.data_ptr())
 

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <initializer_list>
 #include <memory>
 #include <new>
 
@@ -67,25 +68,56 @@ struct Freed {
   void operator()(char* memory) const { ::operator delete(memory, std::align_val_t{64}); }
 };
 
+// What a call needs while it runs. It is kept for the next call of its thread: else the system would
+// take it back, and clear it anew, in every step.
+class Workspace {
+ public:
+  explicit Workspace(int64_t bytes) {
+    thread_local std::unique_ptr<char, Freed> memory;
+    thread_local int64_t size = 0;
+    if (size < bytes) {
+      size = 0;
+      memory.reset();
+      memory.reset(static_cast<char*>(
+          ::operator new(static_cast<size_t>(bytes), std::align_val_t{64})));
+      size = bytes;
+    }
+    next_ = memory.get();
+  }
+
+  // Bytes at a cache line's begin.
+  char* take(int64_t bytes) {
+    char* taken = next_;
+    next_ += round_up(bytes, 64);
+    return taken;
+  }
+
+ private:
+  char* next_;
+};
+
 // Rows of values in the model's dtype, with zeros past the last one, as products take them.
 class Rows {
  public:
   Rows(int64_t count, int64_t values, int32_t dtype)
-      : stride_(padded_depth(values, dtype) * size_of(dtype)),
-        memory_(static_cast<char*>(
-            ::operator new(static_cast<size_t>(count * stride_), std::align_val_t{64}))) {
-    const int64_t used = values * size_of(dtype);
-    if (used != stride_)
-      for (int64_t row = 0; row < count; ++row)
-        std::memset(at(row) + used, 0, static_cast<size_t>(stride_ - used));
+      : count_(count), used_(values * size_of(dtype)),
+        stride_(padded_depth(values, dtype) * size_of(dtype)) {}
+
+  int64_t bytes() const { return round_up(count_ * stride_, 64); }
+
+  void take(Workspace& workspace) {
+    memory_ = workspace.take(count_ * stride_);
+    if (used_ != stride_)
+      for (int64_t row = 0; row < count_; ++row)
+        std::memset(at(row) + used_, 0, static_cast<size_t>(stride_ - used_));
   }
 
-  char* at(int64_t row) const { return memory_.get() + row * stride_; }
+  char* at(int64_t row) const { return memory_ + row * stride_; }
   int64_t stride() const { return stride_; }
 
  private:
-  int64_t stride_;
-  std::unique_ptr<char, Freed> memory_;
+  int64_t count_, used_, stride_;
+  char* memory_ = nullptr;
 };
 
 class Clock {
@@ -105,12 +137,17 @@ class Forward {
  public:
   Forward(const CadenzaModel& model, const CadenzaStep& step, int32_t threads, CadenzaTimes& times)
       : m_(model), s_(step), threads_(threads), times_(times), level_(levels()[model.level]),
-        queries_keys_values_(
-            new char[static_cast<size_t>(step.tokens * qkv_size()) * sizeof(float)]),
         normed_(step.tokens, model.hidden, model.dtype),
-        queries_(new char[static_cast<size_t>(step.tokens * query_bytes())]),
         attended_(step.tokens, model.heads * model.head_dim, model.dtype),
-        gated_(step.tokens, model.inner, model.dtype) {}
+        gated_(step.tokens, model.inner, model.dtype) {
+    const int64_t qkv_bytes = step.tokens * qkv_size() * static_cast<int64_t>(sizeof(float));
+    const int64_t queries_bytes = step.tokens * query_bytes();
+    Workspace workspace(round_up(qkv_bytes, 64) + round_up(queries_bytes, 64) + normed_.bytes() +
+                        attended_.bytes() + gated_.bytes());
+    queries_keys_values_ = workspace.take(qkv_bytes);
+    queries_ = workspace.take(queries_bytes);
+    for (Rows* rows : {&normed_, &attended_, &gated_}) rows->take(workspace);
+  }
 
   void run() {
     for (int64_t index = 0; index < m_.num_layers; ++index) {
@@ -134,7 +171,7 @@ class Forward {
   int64_t query_bytes() const { return m_.heads * m_.head_dim * size_of(m_.dtype); }
   int64_t cache_token_bytes() const { return m_.kv_heads * m_.head_dim * size_of(m_.dtype); }
   char* qkv(int64_t token) const {
-    return queries_keys_values_.get() + token * qkv_size() * static_cast<int64_t>(sizeof(float));
+    return queries_keys_values_ + token * qkv_size() * static_cast<int64_t>(sizeof(float));
   }
   char* hidden(int64_t token) const { return reinterpret_cast<char*>(s_.hidden + token * m_.hidden); }
 
@@ -181,7 +218,7 @@ class Forward {
     each_token([&](int64_t token) { place(token, to); });
     clock_.add_to(times_.rest);
     Attention{level_, m_.dtype, m_.heads, m_.kv_heads, m_.head_dim, m_.scale, to, s_.rows,
-              s_.num_context, s_.num_new, s_.tables, s_.table_width, queries_.get(),
+              s_.num_context, s_.num_new, s_.tables, s_.table_width, queries_,
               attended_.at(0), attended_.stride()}
         .run(threads_);
     clock_.add_to(times_.attention);
@@ -198,7 +235,7 @@ class Forward {
       from += m_.head_dim;
     };
     for (int64_t head = 0; head < m_.heads; ++head)
-      rotate(queries_.get() + token * query_bytes() + head * bytes);
+      rotate(queries_ + token * query_bytes() + head * bytes);
     char* keys = to.token(s_.blocks[token], s_.offsets[token], 0, cache_token_bytes());
     for (int64_t head = 0; head < m_.kv_heads; ++head) rotate(keys + head * bytes);
     char* values = to.token(s_.blocks[token], s_.offsets[token], 1, cache_token_bytes());
@@ -210,11 +247,9 @@ class Forward {
   const int32_t threads_;
   CadenzaTimes& times_;
   const Level* const level_;
-  std::unique_ptr<char[]> queries_keys_values_;  // [tokens][qkv_size], fp32
-  const Rows normed_;
-  std::unique_ptr<char[]> queries_;  // [tokens][heads][head_dim], of the dtype
-  const Rows attended_;
-  const Rows gated_;
+  Rows normed_, attended_, gated_;
+  char* queries_keys_values_;  // [tokens][qkv_size], fp32
+  char* queries_;              // [tokens][heads][head_dim], of the dtype
   Clock clock_;
 };
 
