@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from cadenza.scheduler.columns import where
 from cadenza.scheduler.plan import Int32Array, Int64Array, StepPlan, StepTimes
 
 FloatArray = npt.NDArray[np.float64]
@@ -165,13 +166,16 @@ def _features(passes: Sequence[_Pass]) -> FloatArray:
     """One, tokens, contexts, work, and last the time, of each pass; float64 [passes, 5]."""
     new = np.concatenate([each.num_new for each in passes])
     context = np.concatenate([each.num_context for each in passes])
-    decodes = new == 1
-    work = np.where(decodes, 0.0, new * (context + new / 2))
-    ends = np.cumsum([len(each.num_new) for each in passes])
+    num, ends = len(passes), np.cumsum([len(each.num_new) for each in passes])
     starts = np.concatenate(((0,), ends[:-1]))
-    features = np.ones((5, len(passes)))
-    for place, values in enumerate((new, np.where(decodes, context, 0), work), start=1):
-        np.add.reduceat(values, starts, dtype=np.float64, out=features[place])
+    prefills = where(new != 1)  # few, beside rows that decode
+    owners = ends.searchsorted(prefills, side="right")
+    count, cached = new[prefills], context[prefills]
+    features = np.ones((5, num))
+    np.add.reduceat(new, starts, dtype=np.float64, out=features[1])
+    np.add.reduceat(context, starts, dtype=np.float64, out=features[2])
+    features[2] -= np.bincount(owners, cached, num)
+    features[3] = np.bincount(owners, count * (cached + count / 2), num)
     features[4] = [each.forward_s for each in passes]
     return features.T
 

@@ -29,6 +29,10 @@ class BlockKeys(msgspec.Struct, frozen=True, gc=False):
         """The key of block `index`, which is covered; not from the end."""
         return self.packed[index * _KEY_BYTES : (index + 1) * _KEY_BYTES]
 
+    def find(self, index: int) -> BlockKey | None:
+        """The key of block `index`; None if that is not covered."""
+        return self.packed[index * _KEY_BYTES : (index + 1) * _KEY_BYTES] or None
+
     def behind(self, num: int) -> BlockKeys:
         """All but the first `num`."""
         return BlockKeys(self.packed[num * _KEY_BYTES :]) if num else self

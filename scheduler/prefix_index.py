@@ -213,6 +213,7 @@ class PrefixIndex:
         done: BoolColumn = plain.copy()
         done[plain] = self._heir[ends] == heirs
         keys: list[BlockKey] = []
+        entered: list[int] = []
         continued: set[int] = set()
         branching = where((begins | lives) & ~plain)
         columns = branching, parents[branching], names[branching], heads[branching]
@@ -228,7 +229,8 @@ class PrefixIndex:
                 continued.add(name)
             self._link(parent, place, head)
             keys.append(key)
-            done[run] = True
+            entered.append(run)
+        done[entered] = True
         if not all_true(done):
             kept = np.repeat(done, np.diff(starts, append=len(blocks)))
             starts = (kept.cumsum() - 1)[starts[done]]

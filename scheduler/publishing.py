@@ -63,10 +63,12 @@ class Publisher:
 
     def _key(self, row: int, depth: int) -> BlockKey:
         table, cold = self._stores.table, self._stores.table.cold(row)
-        if len(cold.keys) <= depth:
+        key = cold.keys.find(depth)
+        if key is None:
             ids, size = table.ids(row), table.block_size
             cold.keys = extend_keys(cold.keys, cold.salt, ids, size, depth + 1)
-        return cold.keys[depth]
+            key = cold.keys[depth]
+        return key
 
     def _publish_row(self, row: int, upto: int) -> None:
         table, pool, size = self._stores.table, self._stores.pool, self._stores.config.block_size
