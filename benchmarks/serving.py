@@ -9,8 +9,8 @@ the same for all servers. A request that fails, or comes short of tokens, leaves
 The environment says where everything is: VLLM_VENV is a venv with vLLM, MODEL_DIR a model folder,
 and LLAMA_SERVER, which may be missing, llama.cpp's server. It serves the demo model's GGUF file as
 it is, whose weights have some four bits; that its answers have the length that was asked for has to
-be believed, because it does not tell the client. vLLM is started with the settings that were found best on
-two cores (`servers.py`); its own variables in the environment win, and VLLM_ARGS adds flags.
+be believed, because it does not tell the client. vLLM is started with the settings that were found
+best on two cores (`servers.py`); its own variables in the environment win, VLLM_ARGS adds flags.
 
 Beside each figure stands its share of the machine's limit (`limits.py`). A table tells where our
 own steps spend their time (`step_parts.py`). The exit status is 3 where the peer is missing, 1
