@@ -1,4 +1,6 @@
-"""Microseconds that a step's rows take to sample: the C++ kernels beside the reference, in turns.
+"""Microseconds that a step's rows take to sample, or to tell log-probabilities of.
+
+The C++ kernels are measured beside the references, in turns.
 
 Time of the processor on one thread, without what other processes take; the best of some rounds.
 """
@@ -15,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from cadenza.kernels import logprobs
 from cadenza.kernels.sampling import SETTINGS, SettingsArray, native, sample_reference
 
 sys.path.append(str(Path(__file__).parent))
@@ -30,6 +33,7 @@ KINDS: dict[str, dict[str, float]] = {
     "top-p 0.95": {"temperature": 0.8, "top_p": 0.95},
     "min-p 0.05": {"temperature": 0.8, "min_p": 0.05},
 }
+BEST = 5  # tokens whose log-probabilities are told
 ROUNDS = 12
 LEAST_S = 2e-3  # of a round: a kernel takes microseconds
 
@@ -51,31 +55,47 @@ def seconds(sample: Callable[[], Any]) -> float:
     return took / times
 
 
-@torch.inference_mode()
-def measure(rows: int, kind: dict[str, float]) -> dict[str, float]:
-    """Microseconds of all rows, by who samples."""
-    logits = torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(0)) * SPREAD
-    chosen = settings(rows, kind)
-    samplers: dict[str, Callable[[], Any]] = {
+Kernels = dict[str, Callable[[], Any]]
+"""Who computes: the levels but those above AVX-512, which do as it does; and the reference."""
+
+
+def samplers(logits: torch.Tensor, kind: dict[str, float]) -> Kernels:
+    chosen = settings(len(logits), kind)
+    kernels: Kernels = {
         level: lambda level=level: native.sample(logits, chosen, {}, level)
-        for level in native.levels()[:3]  # those above AVX-512 sample as it does
+        for level in native.levels()[:3]
     }
-    samplers["reference"] = lambda: sample_reference(logits, chosen, {})
-    best = dict.fromkeys(samplers, float("inf"))
+    return {**kernels, "reference": lambda: sample_reference(logits, chosen, {})}
+
+
+def tellers(logits: torch.Tensor) -> Kernels:
+    asked = list(range(len(logits))), [7] * len(logits), [BEST] * len(logits)
+    kernels: Kernels = {
+        level: lambda level=level: logprobs.native.logprobs(logits, *asked, level)
+        for level in native.levels()[:3]
+    }
+    return {**kernels, "reference": lambda: logprobs.logprobs_reference(logits, *asked)}
+
+
+def measure(kernels: Kernels) -> dict[str, float]:
+    """Microseconds by who computes."""
+    best = dict.fromkeys(kernels, float("inf"))
     for _ in range(ROUNDS):
-        for name, sample in samplers.items():
-            best[name] = min(best[name], seconds(sample))
+        for name, kernel in kernels.items():
+            best[name] = min(best[name], seconds(kernel))
     return {name: round(1e6 * took, 1) for name, took in best.items()}
 
 
+@torch.inference_mode()
 def main() -> None:
     print(heading())
     torch.set_num_threads(1)
     results = []
-    print(f"us to sample rows of {VOCAB} logits; ratio: the reference's to the last level's")
-    for name, kind in KINDS.items():
+    print(f"us a step's rows of {VOCAB} logits; ratio: the reference's to the last level's")
+    for name in (*KINDS, f"{BEST} log-probabilities"):
         for rows in ROWS:
-            us = measure(rows, kind)
+            logits = torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(0)) * SPREAD
+            us = measure(samplers(logits, KINDS[name]) if name in KINDS else tellers(logits))
             results.append({"kind": name, "rows": rows, "us": us})
             *_, fastest, reference = us.values()
             shown = "   ".join(f"{who} {took:.1f}" for who, took in us.items())

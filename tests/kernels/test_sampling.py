@@ -213,6 +213,28 @@ def test_a_row_whose_scores_are_nearly_all_equal_is_drawn_from_exactly(level: st
 
 
 @needs_library
+@each_level
+@pytest.mark.parametrize("filters", [{}, {"min_p": 1e-12}])
+def test_the_most_and_the_least_noise_count(level: str, filters: dict[str, float]):
+    """Under these seeds token 3 has the word 0, token 502 the word 2, token 205 the largest."""
+    loudest, loud, quiet = settings(seed=[1343428, 3804336, 167459], **filters)
+    assert noise(loudest, 4)[3] > 22.87
+    assert noise(quiet, 206)[205] < -2.81
+    for setting, token in ((loudest, 3), (loud, 502)):
+        numbers = noise(setting, 600)
+        for size in (token + 1, 600):
+            logits = torch.full((2, size), -27.0)  # all are kept
+            logits[:, 0] = 0.0
+            needed = float(numbers[0] - numbers[token])
+            logits[:, token] = needed + torch.tensor([1e-3, -1e-3])
+            found = native.sample(logits, np.repeat(setting, 2), {}, level)
+            assert found.tolist() == [token, 0]
+    logits = torch.full((1, 500), -26.0)
+    logits[0, 205] = 0.0
+    assert native.sample(logits, quiet[None], {}, level)[0] == 205
+
+
+@needs_library
 @pytest.mark.parametrize("filters", [{}, {"top_k": 50}, {"top_p": 0.9}, {"min_p": 0.01}])
 @pytest.mark.parametrize("level", ["reference", *LEVELS])
 def test_tokens_are_drawn_by_their_probability(level: str, filters: dict[str, float]):
