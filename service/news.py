@@ -26,15 +26,15 @@ def read_news(step: Step) -> News:
         FrameError: arrays that are none, or of unequal lengths.
     """
     try:
-        admitted = arrays.view_requests(step.admitted).tolist()
-        cached = arrays.view_ids(step.admitted_cached).tolist()
-        requests = arrays.view_requests(step.requests).tolist()
-        tokens = arrays.view_ids(step.tokens).tolist()
+        admitted = arrays.read_requests(step.admitted)
+        cached = arrays.read_ids(step.admitted_cached)
+        requests = arrays.read_requests(step.requests)
+        tokens = arrays.read_ids(step.tokens)
         for entry in step.logprobs:
             if arrays.view_ids(entry.top_ids).size != arrays.view_floats(entry.top_logprobs).size:
                 raise ValueError("log-probabilities without their tokens")
         return News(
-            preempted=arrays.view_requests(step.preempted).tolist(),
+            preempted=arrays.read_requests(step.preempted),
             admitted=list(zip(admitted, cached, strict=True)),
             tokens=list(zip(requests, tokens, step.finished, strict=True)),
             logprobs={entry.row: entry for entry in step.logprobs},

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
 
 Ids = npt.NDArray[np.int32]
-Requests = npt.NDArray[np.int64]
 
 
 def pack_ids(ids: Iterable[int]) -> bytes:
@@ -29,9 +29,25 @@ def view_ids(data: bytes) -> Ids:
     return np.frombuffer(data, dtype="<i4")
 
 
-def view_requests(data: bytes) -> Requests:
-    """A read-only int64 view, for request ids."""
-    return np.frombuffer(data, dtype="<i8")
+def read_ids(data: bytes) -> tuple[int, ...]:
+    """`pack_ids`' bytes as numbers.
+
+    Raises:
+        ValueError: these are no such bytes.
+    """
+    return _read("i", 4, data)
+
+
+def read_requests(data: bytes) -> tuple[int, ...]:
+    """The same for request ids."""
+    return _read("q", 8, data)
+
+
+def _read(kind: str, size: int, data: bytes) -> tuple[int, ...]:
+    try:
+        return struct.unpack(f"<{len(data) // size}{kind}", data)
+    except struct.error as error:
+        raise ValueError(f"{len(data)} bytes are not elements of {size} bytes") from error
 
 
 def view_floats(data: bytes) -> npt.NDArray[np.float32]:

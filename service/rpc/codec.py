@@ -279,8 +279,11 @@ def _parts(told: Delta | Echo, token_ids: Sequence[int]) -> Iterator[Delta]:
         )
 
 
-def messages(events: Iterable[bytes], limit: int = _CHUNK_BYTES) -> Iterator[bytes]:
+def messages(events: Sequence[bytes], limit: int = _CHUNK_BYTES) -> Iterator[bytes]:
     """All encoded events in order, as messages of at most `limit` bytes or of one event."""
+    whole = b"".join(events)
+    if len(whole) <= limit:  # nearly always
+        return iter((whole,) if whole else ())
     return map(b"".join, batches(events, limit))
 
 

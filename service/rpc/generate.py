@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
-from typing import TypeAlias
 
 from cadenza.service.generation import Generation
 from cadenza.service.generator import Generator
 from cadenza.service.request import GenerationRequest
 from cadenza.service.rpc.codec import messages, to_request
-from cadenza.service.rpc.outbox import Outbox
+from cadenza.service.rpc.outbox import Outbox, Write
 from cadenza.service.rpc.relay import told
 from cadenza.service.rpc.resumable import is_resumable, open_reader, read
 from cadenza.v1 import generation_pb2 as pb
 
 # What waits beside HTTP/2's window of a client that does not read: then tokens wait as numbers
 LIMIT_BYTES = 16 * 1024
-
-Write: TypeAlias = Callable[[bytes], Awaitable[None]]  # an encoded response
 
 
 async def generate(
@@ -39,38 +35,25 @@ async def generate(
         await _read(generator, request, write, deadline_s)
         return
     async with await generator.submit(_request(request, deadline_s)) as generation:
-        outlet = _Outlet()
-        telling = asyncio.create_task(_tell(generation, outlet))
+        outbox = Outbox()
+        telling = asyncio.create_task(_tell(generation, outbox))
+        # It is woken for every token. In the call's own task it would be so through all that calls
+        # this, which takes longer.
+        writing = asyncio.create_task(outbox.write_to(write))
         try:
-            while events := await outlet.outbox.take():
-                for message in messages(events):
-                    await write(message)
+            await writing
             await telling
         finally:
             telling.cancel()
-            await asyncio.gather(telling, return_exceptions=True)
+            writing.cancel()
+            await asyncio.gather(telling, writing, return_exceptions=True)
 
 
-class _Outlet:
-    """What waits while a write is under way. Implements `relay.Outlet`.
-
-    Tokens come here by themselves, which costs less than waking whoever reads the generation.
-    """
-
-    def __init__(self) -> None:
-        self.outbox = Outbox()
-
-    def take(self, event: bytes) -> bool:
-        if self.outbox.num_bytes >= LIMIT_BYTES:
-            return False
-        self.outbox.put_one(event)
-        return True
-
-
-async def _tell(generation: Generation, outlet: _Outlet) -> None:
-    outbox = outlet.outbox
+async def _tell(generation: Generation, outbox: Outbox) -> None:
+    """Tokens go past this, which costs less than waking whoever reads the generation."""
+    offer = partial(outbox.offer, limit=LIMIT_BYTES)
     try:
-        async with aclosing(told(generation, outlet=outlet)) as batches:
+        async with aclosing(told(generation, offer=offer)) as batches:
             async for events in batches:
                 await outbox.room(LIMIT_BYTES)
                 outbox.put(events)

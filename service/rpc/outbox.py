@@ -3,50 +3,76 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TypeAlias
+
+from cadenza.service.rpc.codec import messages
+
+Write: TypeAlias = Callable[[bytes], Awaitable[None]]  # an encoded message
 
 
 class Outbox:
     """Many producers, one consumer. `put` never waits; producers wait for `room` before it."""
 
+    __slots__ = ("_consumer", "_events", "_is_closed", "_taken", "num_bytes")
+
     def __init__(self) -> None:
         self.num_bytes = 0  # of the events that wait; to be read only
         self._events: list[bytes] = []
         self._is_closed = False
-        self._filled = asyncio.Event()
-        self._taken = asyncio.Event()
+        self._consumer: asyncio.Future[None] | None = None  # while it waits for events
+        self._taken: asyncio.Event | None = None  # while producers wait for room
 
     def put(self, events: Iterable[bytes]) -> None:
         """Append encoded events; at once, whatever waits already."""
         for event in events:
             self._events.append(event)
             self.num_bytes += len(event)
-        self._filled.set()
+        self._wake()
 
-    def put_one(self, event: bytes) -> None:
-        """The same for a single event, of which there is one for every token."""
+    def offer(self, event: bytes, limit: int) -> bool:
+        """Append one event if fewer than `limit` bytes wait; False: they do not."""
+        if self.num_bytes >= limit:
+            return False
         self._events.append(event)
         self.num_bytes += len(event)
-        if len(self._events) == 1:
-            self._filled.set()
+        if self._consumer is not None:
+            self._wake()
+        return True
 
     async def room(self, limit: int) -> None:
         """Wait until fewer than `limit` bytes wait. Nothing else runs between this and a `put`."""
         while self.num_bytes >= limit:
+            if self._taken is None:
+                self._taken = asyncio.Event()
             await self._taken.wait()
 
     async def take(self) -> list[bytes]:
         """Wait for events and take all of them, in order. Empty: closed, and nothing is left."""
-        await self._filled.wait()
+        while not (self._events or self._is_closed):
+            self._consumer = asyncio.get_running_loop().create_future()
+            await self._consumer
         events, self._events, self.num_bytes = self._events, [], 0
-        if not self._is_closed:
-            self._filled.clear()
-        # A fresh event a round: who waits next waits for the next take.
-        taken, self._taken = self._taken, asyncio.Event()
-        taken.set()
+        if self._taken is not None:
+            self._taken.set()
+            self._taken = None  # who waits next waits for the next take
         return events
+
+    async def write_to(self, write: Write) -> None:
+        """Write all that comes, until closed: what waits as one message, if one may have so much.
+
+        Raises what `write` raises.
+        """
+        while events := await self.take():
+            for message in messages(events):
+                await write(message)
 
     def close(self) -> None:
         """No more events come; `take` gives out what is left."""
         self._is_closed = True
-        self._filled.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None and not consumer.done():
+            consumer.set_result(None)

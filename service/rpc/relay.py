@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
-from typing import Protocol
+from collections.abc import AsyncGenerator, Callable, Iterator
+from typing import TypeAlias
 
 from cadenza.service.choice import Tap
 from cadenza.service.events import Admitted, Delta, Event, Finished
@@ -13,12 +13,9 @@ from cadenza.service.rpc import codec, wire_format
 from cadenza.service.rpc.transcripts import Transcript
 from cadenza.v1 import generation_pb2 as pb
 
-
-class Outlet(Protocol):
-    """Takes events past whoever iterates, while that one waits for them."""
-
-    def take(self, event: bytes) -> bool:
-        """Take an event, after all that was iterated before. False: there is no room."""
+# Takes an event past whoever iterates, who waits and has had all that came before. False: there is
+# no room.
+Offer: TypeAlias = Callable[[bytes], bool]
 
 
 class _Telling:
@@ -68,7 +65,7 @@ class _Telling:
 async def relay(
     generation: Generation,
     request_id: str = "",
-    outlet: Outlet | None = None,
+    offer: Offer | None = None,
     transcript: Transcript | None = None,
 ) -> AsyncGenerator[list[bytes], None]:
     """All of `told`. Closing the iterator, or cancelling it, cancels the generation.
@@ -76,27 +73,27 @@ async def relay(
     Use `contextlib.aclosing`, and iterate at once.
     """
     async with generation:
-        async for events in told(generation, request_id, outlet, transcript):
+        async for events in told(generation, request_id, offer, transcript):
             yield events
 
 
 async def told(
     generation: Generation,
     request_id: str = "",
-    outlet: Outlet | None = None,
+    offer: Offer | None = None,
     transcript: Transcript | None = None,
 ) -> AsyncGenerator[list[bytes], None]:
     """Batches of events from `accepted` to `finished`; the last batch ends with `finished`.
 
-    Tokens that come while the caller waits for a batch go to `outlet`, where there is one and it
+    Tokens that come while the caller waits for a batch go to `offer`, where there is one and it
     has room. All that is told is added to `transcript`.
 
     Raises a `RequestError` in place of what is missing.
     """
     yield [codec.accepted(request_id, generation)]
     telling = _Telling(generation, request_id, transcript)
-    if outlet is not None:
-        _tap(generation, request_id, outlet, transcript)
+    if offer is not None:
+        _tap(generation, request_id, offer, transcript)
     async for batch in generation:
         for index, events in enumerate(telling.encoded(batch)):
             if index:
@@ -108,7 +105,7 @@ async def told(
 
 
 def _tap(
-    generation: Generation, request_id: str, outlet: Outlet, transcript: Transcript | None
+    generation: Generation, request_id: str, offer: Offer, transcript: Transcript | None
 ) -> None:
     name = wire_format.encoded_name(request_id)
 
@@ -116,7 +113,7 @@ def _tap(
         output = None if transcript is None else transcript.output(choice)
 
         def tap(token_id: int, text: str) -> bool:
-            if not outlet.take(wire_format.token(name, choice, token_id, text)):
+            if not offer(wire_format.token(name, choice, token_id, text)):
                 return False
             if output is not None:
                 output.append(token_id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -24,8 +24,8 @@ from cadenza.service.generator import Generator
 from cadenza.service.request import GenerationRequest
 from cadenza.service.resumable_stream import Reader
 from cadenza.service.rpc import status, wire_format
-from cadenza.service.rpc.codec import messages, to_request
-from cadenza.service.rpc.outbox import Outbox
+from cadenza.service.rpc.codec import to_request
+from cadenza.service.rpc.outbox import Outbox, Write
 from cadenza.service.rpc.relay import relay
 from cadenza.service.rpc.resumable import is_resumable, open_submitted, read, transcript_behind
 from cadenza.service.rpc.transcripts import Transcript, TranscriptBudget, Transcripts, transcript_of
@@ -46,14 +46,12 @@ RESUMABLE_LIMIT_BYTES = TOKENS_LIMIT_BYTES // 8
 # Answers to the client's own actions may go further, so that a cancel passes full token buffers.
 REPLIES_LIMIT_BYTES = 2 * TOKENS_LIMIT_BYTES
 
-Write: TypeAlias = Callable[[bytes], Awaitable[None]]  # an encoded response
-
 _log = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True, eq=False)
 class _Live:
-    """A request between its submit and its terminal event. Implements `relay.Outlet`."""
+    """A request between its submit and its terminal event."""
 
     request_id: str
     outbox: Outbox
@@ -63,11 +61,9 @@ class _Live:
     reader: Reader | None = None  # of a stream that can be resumed
     is_over: bool = False  # it has had its terminal event
 
-    def take(self, event: bytes) -> bool:
-        if self.is_over or self.outbox.num_bytes >= TOKENS_LIMIT_BYTES:
-            return False
-        self.outbox.put_one(event)
-        return True
+    def offer(self, event: bytes) -> bool:
+        """Implements `relay.Offer`."""
+        return not self.is_over and self.outbox.offer(event, TOKENS_LIMIT_BYTES)
 
     def let_go(self, _: object) -> None:
         """Its task has ended."""
@@ -128,7 +124,7 @@ class Session:
 
     async def _run_tasks(self) -> None:
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._write_responses())
+            tasks.create_task(self._outbox.write_to(self._write))
             async with asyncio.TaskGroup() as requests:
                 self._reader = requests.create_task(self._read(requests))
                 self._stop_reading_when_drained()
@@ -304,7 +300,7 @@ class Session:
         return relay(
             generation,
             live.request_id,
-            outlet=live,
+            offer=live.offer,
             transcript=live.transcript,
         )
 
@@ -338,12 +334,6 @@ class Session:
     def _stop_reading_when_drained(self) -> None:
         if self._is_draining and not self._live and self._reader is not None:
             self._reader.cancel()
-
-    async def _write_responses(self) -> None:
-        """Write all that waits, as one message if it fits, until the outbox is closed and empty."""
-        while events := await self._outbox.take():
-            for message in messages(events):
-                await self._write(message)
 
 
 def _request(submit: pb.Submit | pb.Append) -> GenerationRequest:

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from cadenza.engine import runner
 from cadenza.engine.build import build_engine, settings_of
 from cadenza.engine.channel import Channel
-from cadenza.wire.arrays import pack_ids, view_ids, view_requests
+from cadenza.wire.arrays import pack_ids, read_requests, view_ids
 from cadenza.wire.codec import FrameReader, encode
 from cadenza.wire.messages import (
     Counters,
@@ -109,7 +109,7 @@ def rows_of(submit: Submit) -> range:
 def note(served: Served, step: Step) -> set[int]:
     """Take a step's tokens; returns the requests that ended."""
     served.counters = step.counters
-    requests = view_requests(step.requests).tolist()
+    requests = read_requests(step.requests)
     for request, token in zip(requests, view_ids(step.tokens).tolist(), strict=True):
         served.setdefault(request, []).append(token)
     ended = zip(requests, step.finished, strict=True)

@@ -12,7 +12,7 @@ from cadenza.scheduler.plan import Logprobs, PromptScores, StepOutcome
 from cadenza.scheduler.report import Statistics, StepReport
 from cadenza.scheduler.states import FinishReason
 from cadenza.wire import messages
-from cadenza.wire.arrays import view_floats, view_ids, view_requests
+from cadenza.wire.arrays import read_requests, view_floats, view_ids
 from cadenza.wire.codec import FrameReader, encode
 from cadenza.wire.messages import Counters, Decision, HookUse, ToFront
 
@@ -48,12 +48,12 @@ def outcome(logprobs: dict[int, Logprobs]) -> StepOutcome:
 def test_arrays_and_counters_keep_their_places():
     frame = step_frame(REPORT, outcome({}), STATISTICS, received=41)
 
-    assert view_requests(frame.requests).tolist() == [30, 10, 40, 80]
+    assert read_requests(frame.requests) == (30, 10, 40, 80)
     assert view_ids(frame.tokens).tolist() == [300, 100, -1, -1]
     assert list(frame.finished) == [0, 3, 4, 5]
-    assert view_requests(frame.admitted).tolist() == [50]
+    assert read_requests(frame.admitted) == (50,)
     assert view_ids(frame.admitted_cached).tolist() == [16]
-    assert view_requests(frame.preempted).tolist() == [60, 70]
+    assert read_requests(frame.preempted) == (60, 70)
     assert frame.decisions == ()
     assert frame.prompt_scores == ()
     assert frame.step_id == STATISTICS.steps

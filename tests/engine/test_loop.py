@@ -17,7 +17,7 @@ from cadenza.scheduler.plan import StepOutcome, StepPlan
 from cadenza.scheduler.report import Statistics, StepReport, StepResult
 from cadenza.scheduler.request import Arrival, Refused
 from cadenza.testing import Driver, oracle
-from cadenza.wire.arrays import pack_ids, view_ids, view_requests
+from cadenza.wire.arrays import pack_ids, read_requests, view_ids
 from cadenza.wire.codec import FrameReader, encode
 from cadenza.wire.messages import (
     Cancel,
@@ -65,7 +65,7 @@ class Front:
             message = self.receive()
             assert isinstance(message, Step)
             rows = zip(
-                view_requests(message.requests).tolist(),
+                read_requests(message.requests),
                 view_ids(message.tokens).tolist(),
                 message.finished,
                 strict=True,

@@ -15,12 +15,14 @@ from cadenza.v1 import generation_pb2 as pb
 
 
 class Outlet:
+    """An `Offer`, where it is open."""
+
     def __init__(self, *, is_open: bool) -> None:
         self.is_open = is_open
         self.events: list[bytes] = []
         self.num_put = 0
 
-    def take(self, event: bytes) -> bool:
+    def __call__(self, event: bytes) -> bool:
         if self.is_open:
             self.num_put += 1
             self.events.append(event)
