@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 from cadenza.service.events import (
     Delta,
@@ -23,14 +23,11 @@ from cadenza.service.events import (
 from cadenza.service.request_timer import TokenTimes
 from cadenza.service.stop_strings import StopStrings
 from cadenza.service.token_logprobs import PromptLogprobs, token_logprob
+from cadenza.service.token_texts import TokenTexts
 from cadenza.service.tokenizer import Tokenizer
 from cadenza.wire import arrays
 from cadenza.wire.messages import Finished as RowEnd
 from cadenza.wire.messages import PromptScores, RowLogprobs
-
-# What may take a token past the reader, with the text that it completes, perhaps none. False: it
-# cannot be passed on at once.
-Tap: TypeAlias = Callable[[int, str], bool]
 
 # Plain numbers, as a frame has them: comparing with the enum would take longer
 _FAILED = int(RowEnd.FAILED)
@@ -51,10 +48,18 @@ class TextOptions:
     generates: bool = True  # else the token that the engine cannot but draw is not told
 
 
+class Tap(Protocol):
+    """What may take tokens past the reader. False: one cannot be passed on at once."""
+
+    def take_plain(self, token: int) -> bool:
+        """Take a token whose text is the same anywhere, if that is so by `TokenTexts`."""
+
+    def take(self, token: int, text: str) -> bool:
+        """Take any token, with the text that it completes, perhaps none."""
+
+
 class Owner(Protocol):
     """The generation that a choice belongs to."""
-
-    reader_waits: bool  # for more, and has all that came before; perhaps it is being cancelled
 
     def tap_failed(self, error: Exception) -> None:
         """What a tap raised."""
@@ -95,7 +100,9 @@ class Choice:
         "_may_stop",
         "_options",
         "_owner",
+        "_plain_tap",
         "_prompt_logprobs",
+        "_reader_waits",
         "_stops",
         "_tap",
         "_texts",
@@ -106,7 +113,6 @@ class Choice:
         "expired",
         "finished",
         "index",
-        "num_tokens",
         "number",
     )
 
@@ -123,12 +129,13 @@ class Choice:
     ) -> None:
         self.index = index
         self.number = number  # the engine's name for it
-        self.num_tokens = 0  # generated, the ending token included
         self.finished: Finished | None = None
         self.expired = False  # ended by its deadline: nothing follows, not even `finished`
         self._owner = owner
         self._times = times
         self._tap: Tap | None = None
+        self._plain_tap: Tap | None = None  # the same, while it may have plain tokens
+        self._reader_waits = False
         self._tokenizer = tokenizer
         self._detokenizer = tokenizer.detokenizer(
             prompt, skip_special_tokens=options.skip_special_tokens
@@ -146,12 +153,27 @@ class Choice:
         self._end_taken = False
 
     @property
+    def num_tokens(self) -> int:
+        """Generated so far, the ending token included."""
+        return self._times.count
+
+    @property
     def is_over(self) -> bool:
         return self.finished is not None or self.expired
 
-    def tap(self, tap: Tap) -> None:
-        """Let `tap` have tokens while the owner's reader waits, for there is nothing but tokens."""
-        self._tap = tap
+    def tap(self, of_choice: Callable[[int, TokenTexts], Tap]) -> None:
+        """Let a tap have tokens while the owner's reader waits, for there is nothing but tokens."""
+        self._tap = of_choice(self.index, self._detokenizer.texts)
+        self._choose_tap()
+
+    def let_reader_wait(self, *, waits: bool) -> None:
+        """The owner's reader waits for more from now on, and has all that came before; or not."""
+        self._reader_waits = waits
+        self._choose_tap()
+
+    def _choose_tap(self) -> None:
+        passes = self._reader_waits and not self._may_stop and self._detokenizer.is_whole
+        self._plain_tap = self._tap if passes else None
 
     def drain(self, events: list[Event]) -> None:
         """Append everything new since the last call: an echo, at most one Delta, then the end."""
@@ -205,7 +227,23 @@ class Choice:
     def on_failed(self, message: str, *, retryable: bool) -> None:
         self._owner.choice_failed(message, retryable=retryable)
 
-    def on_token(self, token: int, finished: int, logprobs: RowLogprobs | None) -> None:
+    def on_token(
+        self, token: int, finished: int, logprobs: RowLogprobs | None, now_s: float
+    ) -> None:
+        if self._plain_tap is not None and not finished and logprobs is None:
+            try:
+                is_taken = self._plain_tap.take_plain(token)
+            except Exception as error:
+                self._owner.tap_failed(error)
+                is_taken = False
+            if is_taken:  # nearly always
+                self._times.token(now_s)
+                return
+        self._on_any(token, finished, logprobs, now_s)
+
+    def _on_any(
+        self, token: int, finished: int, logprobs: RowLogprobs | None, now_s: float
+    ) -> None:
         if finished == _FAILED:
             message = "The model could not go on with this request."
             self._owner.choice_failed(message, retryable=False)
@@ -215,17 +253,17 @@ class Choice:
                 self._finish(FinishReason.LENGTH, None)
                 self._owner.choice_changed(self, sampled=True)
                 return
-            self.num_tokens += 1
-            self._times.token()
+            self._times.token(now_s)
             text = ""
             if finished not in _UNTOLD or self._options.include_stop:
                 text = self._detokenizer.push(token)
                 if self._may_stop:
                     text = self._shown(text)
-            if self._tap is not None and self._owner.reader_waits:
+            if self._tap is not None and self._reader_waits:
+                self._choose_tap()
                 is_bare = not finished and logprobs is None and self.finished is None
                 if is_bare and self._is_taken(self._tap, token, text):
-                    return  # nearly always
+                    return
             self._keep(token, text, logprobs)
         if finished and self.finished is None:
             self._end(finished, token)
@@ -235,7 +273,7 @@ class Choice:
 
     def _is_taken(self, tap: Tap, token: int, text: str) -> bool:
         try:
-            return tap(token, text)
+            return tap.take(token, text)
         except Exception as error:
             self._owner.tap_failed(error)
             return False

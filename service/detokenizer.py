@@ -27,7 +27,7 @@ class Detokenizer:
     U+FFFD after a few tokens, or at the end. Special tokens have no text unless that is wanted.
     """
 
-    __slots__ = ("_backend", "_before", "_context", "_held", "_skip", "_texts")
+    __slots__ = ("_backend", "_before", "_context", "_held", "_skip", "texts")
 
     def __init__(
         self,
@@ -42,14 +42,19 @@ class Detokenizer:
         self._skip = skip_special_tokens
         if texts is None:
             texts = TokenTexts(backend, skip_special_tokens=skip_special_tokens)
-        self._texts = texts
+        self.texts = texts
         self._held: list[int] = []
         self._context = self._whole(prompt[-_CONTEXT_TOKENS:]) if texts.need_context else []
         self._before = self._decode(self._context)
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether no token is held, so that the text of the next one is that of `texts`, if any."""
+        return not self._held
+
     def push(self, token_id: int) -> str:
         """The text that this token completes, perhaps none."""
-        if not self._held and (text := self._texts[token_id]) is not None:
+        if not self._held and (text := self.texts[token_id]) is not None:
             return text
         self._held.append(token_id)
         text = self._added(self._held)
@@ -95,7 +100,7 @@ class Detokenizer:
 
     def _follow(self, text: str) -> None:
         """Let what comes next be decoded after the held tokens, whose text is `text`."""
-        if not self._texts.need_context:
+        if not self.texts.need_context:
             return
         if text:
             self._context.clear()

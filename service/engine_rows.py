@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVarTuple
 
@@ -39,8 +40,13 @@ class Row(Protocol):
     def on_unparked(self) -> None:
         """The row goes on, as there is credit again."""
 
-    def on_token(self, token: int, finished: int, logprobs: RowLogprobs | None) -> None:
-        """One token, or an end (`wire.messages.Finished`), or both. Token -1 is none."""
+    def on_token(
+        self, token: int, finished: int, logprobs: RowLogprobs | None, now_s: float
+    ) -> None:
+        """One token, or an end (`wire.messages.Finished`), or both. Token -1 is none.
+
+        `now_s`: on the monotonic clock, the same for all rows of a step.
+        """
 
     def on_failed(self, message: str, *, retryable: bool) -> None:
         """The row ended without a result. Nothing follows."""
@@ -79,13 +85,7 @@ class Rows:
         for scored in scores:
             if row := rows.get(scored.request):
                 self._tell(scored.request, row, row.on_prompt_scores, scored)
-        for index, (request, token, finished) in enumerate(news.tokens):
-            row = rows.pop(request, None) if finished else rows.get(request)
-            if row is not None:
-                try:  # as `_tell`, but this is done for every token
-                    row.on_token(token, finished, news.logprobs.get(index))
-                except Exception:
-                    self._drop(request, row)
+        self._hand_out_tokens(news)
         # The tokens are of the pass before this step, which took seats away after it
         for request in news.preempted:
             if row := rows.get(request):
@@ -94,6 +94,17 @@ class Rows:
             if decision.kind in _PARKED and (row := rows.get(decision.request)):
                 told = row.on_parked if decision.kind == "parked" else row.on_unparked
                 self._tell(decision.request, row, told)
+
+    def _hand_out_tokens(self, news: News) -> None:
+        rows, logprobs, now_s = self._rows, news.logprobs, time.monotonic()
+        columns = zip(news.requests, news.tokens, news.finished, strict=True)
+        for index, (request, token, finished) in enumerate(columns):
+            row = rows.pop(request, None) if finished else rows.get(request)
+            if row is not None:
+                try:  # as `_tell`, but this is done for every token
+                    row.on_token(token, finished, logprobs.get(index) if logprobs else None, now_s)
+                except Exception:
+                    self._drop(request, row)
 
     def fail(self, request: int, message: str) -> None:
         """End a row, if there is one, which would fail again."""

@@ -22,6 +22,7 @@ from cadenza.service.events import (
 from cadenza.service.queue import Places
 from cadenza.service.request_timer import RequestTimer
 from cadenza.service.token_logprobs import PromptLogprobs
+from cadenza.service.token_texts import TokenTexts
 from cadenza.service.tokenizer import Tokenizer
 from cadenza.wire.messages import PromptScores, Submit
 
@@ -87,7 +88,7 @@ class Generation:
         self._cancelled = False
         self._in_context = False
         self._waiter: asyncio.Future[None] | None = None
-        self.reader_waits = False
+        self._reader_waits = False  # and has all that came before; perhaps it is being cancelled
 
     @property
     def call_id(self) -> str:
@@ -193,8 +194,10 @@ class Generation:
             raise self._failure
         raise StopAsyncIteration
 
-    def tap(self, of_choice: Callable[[int], Tap]) -> None:
+    def tap(self, of_choice: Callable[[int, TokenTexts], Tap]) -> None:
         """Let a tap of each choice have its tokens that come while the reader waits.
+
+        `of_choice` makes it for a number, and for the texts that tokens have.
 
         It is called on the loop, and either takes the token or leaves it, and all that come before
         the reader waits again, to the reader. What it raises is raised to the reader. The end,
@@ -204,7 +207,7 @@ class Generation:
         """
         if self._is_plain:
             for choice in self._choices:
-                choice.tap(of_choice(choice.index))
+                choice.tap(of_choice)
 
     def take(self) -> list[Event]:
         """Everything that is new since the last item, perhaps nothing.
@@ -219,15 +222,21 @@ class Generation:
     async def _wait(self) -> None:
         assert self._waiter is None, "a generation has one reader"
         self._waiter = asyncio.get_running_loop().create_future()
-        self.reader_waits = True
+        self._let_reader_wait(waits=True)
         try:
             await self._waiter
         finally:
             self._waiter = None
-            self.reader_waits = False
+            self._let_reader_wait(waits=False)
+
+    def _let_reader_wait(self, *, waits: bool) -> None:
+        if waits != self._reader_waits:
+            self._reader_waits = waits
+            for choice in self._choices:
+                choice.let_reader_wait(waits=waits)
 
     def _wake(self) -> None:
-        self.reader_waits = False
+        self._let_reader_wait(waits=False)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 

@@ -15,8 +15,11 @@ class News(NamedTuple):
 
     preempted: Sequence[int]
     admitted: Sequence[tuple[int, int]]  # request, cached tokens
-    tokens: Sequence[tuple[int, int, int]]  # request, token, `wire.messages.Finished`
-    logprobs: Mapping[int, RowLogprobs]  # by index into `tokens`
+    # Columns of one length
+    requests: Sequence[int]
+    tokens: Sequence[int]
+    finished: Sequence[int]  # `wire.messages.Finished`
+    logprobs: Mapping[int, RowLogprobs]  # by index into these
 
 
 def read_news(step: Step) -> News:
@@ -30,13 +33,17 @@ def read_news(step: Step) -> News:
         cached = arrays.read_ids(step.admitted_cached)
         requests = arrays.read_requests(step.requests)
         tokens = arrays.read_ids(step.tokens)
+        if not len(requests) == len(tokens) == len(step.finished):
+            raise ValueError("columns are not of one length")
         for entry in step.logprobs:
             if arrays.view_ids(entry.top_ids).size != arrays.view_floats(entry.top_logprobs).size:
                 raise ValueError("log-probabilities without their tokens")
         return News(
             preempted=arrays.read_requests(step.preempted),
             admitted=list(zip(admitted, cached, strict=True)),
-            tokens=list(zip(requests, tokens, step.finished, strict=True)),
+            requests=requests,
+            tokens=tokens,
+            finished=step.finished,
             logprobs={entry.row: entry for entry in step.logprobs},
         )
     except ValueError as error:

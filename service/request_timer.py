@@ -30,25 +30,22 @@ class Ended:
 class TokenTimes:
     """When the tokens of one choice came. `RequestTimer` makes them."""
 
-    __slots__ = ("_begin", "_clock", "_metrics", "_tenant", "count", "first_s", "last_s")
+    __slots__ = ("_begin", "_metrics", "_tenant", "count", "first_s", "last_s")
 
     def __init__(
         self,
         metrics: Metrics,
         tenant: TenantMetrics,
-        clock: Callable[[], float],
         begin: Callable[[float], None],
     ) -> None:
         self.count = 0
         self.first_s = self.last_s = 0.0  # of tokens, once there are any
         self._metrics = metrics
         self._tenant = tenant
-        self._clock = clock
         self._begin = begin
 
-    def token(self) -> None:
-        """A token came. The first of all choices is the request's first token."""
-        now_s = self._clock()
+    def token(self, now_s: float) -> None:
+        """A token came, by the timer's clock. The first of all choices is the request's first."""
         metrics = self._metrics
         metrics.generation_tokens += 1
         self._tenant.generation_tokens += 1
@@ -109,7 +106,7 @@ class RequestTimer:
 
     def choice(self) -> TokenTimes:
         """Those of a further choice, once it is known whom the request is for."""
-        times = TokenTimes(self._metrics, self._tenant, self._clock, self._begin)
+        times = TokenTimes(self._metrics, self._tenant, self._begin)
         self._choices.append(times)
         return times
 

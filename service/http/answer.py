@@ -19,8 +19,46 @@ from cadenza.service.http.notices import EVENT, noticed, queued
 from cadenza.service.http.resumable import ByEvent
 from cadenza.service.http.sse import EventStream, Named
 from cadenza.service.http.usage import usage
+from cadenza.service.token_texts import TokenTexts
 
 _HOLE = "(text)"
+
+
+class _Tap:
+    """Writes the only choice's tokens to its connection. Implements `choice.Tap`."""
+
+    __slots__ = ("_answer", "_around", "_connection", "_stream", "_texts")
+
+    def __init__(self, answer: Answer, stream: EventStream, texts: TokenTexts) -> None:
+        self._answer = answer
+        self._stream = stream
+        self._connection = stream.connection
+        self._texts = texts.encoded(_text)
+        self._around: tuple[bytes, bytes] | None = None
+
+    def take_plain(self, token: int) -> bool:
+        text = self._texts[token]
+        if text is None or self._around is None or not self._connection.takes_more():
+            return False
+        self._answer.num_tokens += 1
+        if text:
+            before, after = self._around
+            self._connection.write_more(before + text + after)
+        return True
+
+    def take(self, token: int, text: str) -> bool:
+        if not (self._stream.started and self._connection.takes_more()):
+            return False
+        said = self._answer.said(Delta(choice=0, text=text, token_ids=(token,)))
+        self._around = self._answer.around()
+        if said:
+            self._connection.write_more(said)
+        return True
+
+
+def _text(_: int, text: str) -> bytes:
+    """A token's text in its chunk, as `token_texts.Encode`. Without text there is no chunk."""
+    return sse.json(text) if text else b""
 
 
 class Answer:
@@ -31,7 +69,7 @@ class Answer:
         self._call = call
         self._generations = generations
         self._choices: dict[tuple[int, int], ChoiceState] = {}
-        self._num_tokens = 0
+        self.num_tokens = 0  # told so far, of all choices
         self._tells_text = not (call.continuous_usage or call.token_ids)  # and nothing else
         self._id = dialect.id_prefix + generations[0].call_id
         self._created = int(time.time())
@@ -46,22 +84,16 @@ class Answer:
         """
         if len(self._choices) > 1:
             return
+        self._generations[0].tap(lambda _, texts: _Tap(self, stream, texts))
+
+    def said(self, delta: Delta) -> bytes:
+        """What is sent of the only choice's delta, perhaps nothing."""
+        return self._said(0, delta)
+
+    def around(self) -> tuple[bytes, bytes] | None:
+        """What is around a text of the only choice, as JSON, in its chunk. None: not yet known."""
         [choice] = self._choices.values()
-        connection = stream.connection
-
-        def tap(token_id: int, text: str) -> bool:
-            if not (stream.started and connection.takes_more()):
-                return False
-            if choice.begun and self._tells_text:
-                self._num_tokens += 1
-                said = self._with_text(choice, text)
-            else:
-                said = self._said(0, Delta(choice=0, text=text, token_ids=(token_id,)))
-            if said:
-                connection.write_more(said)
-            return True
-
-        self._generations[0].tap(lambda _: tap)
+        return choice.around
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         """Every chunk as an event, those of one wake-up together; never nothing."""
@@ -133,7 +165,7 @@ class Answer:
     def _keep(self, prompt: int, event: Event) -> None:
         if isinstance(event, Delta):
             choice = self._choices[prompt, event.choice]
-            self._num_tokens += len(event.token_ids)
+            self.num_tokens += len(event.token_ids)
             choice.texts.append(event.text)
             choice.token_ids += event.token_ids
             if event.logprobs:
@@ -147,7 +179,7 @@ class Answer:
             return b"".join(map(sse.encoded, self._notices(prompt, event)))
         choice = self._choices[prompt, event.choice]
         if isinstance(event, Delta):
-            self._num_tokens += len(event.token_ids)
+            self.num_tokens += len(event.token_ids)
             if choice.begun and self._tells_text and not event.logprobs:
                 return self._with_text(choice, event.text)
         return b"".join(map(sse.encoded, self._chunks(prompt, choice, event)))
@@ -219,4 +251,4 @@ class Answer:
         return {**self._head(self._dialect.chunk_object), "choices": [], "usage": self._usage()}
 
     def _usage(self) -> dict[str, Any]:
-        return usage(self._generations, self._num_tokens)
+        return usage(self._generations, self.num_tokens)

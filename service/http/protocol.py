@@ -29,6 +29,7 @@ class BoundedProtocol(HttpToolsProtocol):
     _answering: RequestResponseCycle | None = None  # uvicorn keeps only the last one parsed
     _head_due: asyncio.TimerHandle | None = None
     _end: asyncio.TimerHandle | None = None  # of a connection that is to close
+    _takes_more = False  # nothing has happened since that was so
 
     def __init__(self, *args: Any, limits: ConnectionLimits, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -37,6 +38,11 @@ class BoundedProtocol(HttpToolsProtocol):
     # Connection
 
     def takes_more(self) -> bool:
+        if not self._takes_more:  # asked for every token, and nearly always so
+            self._takes_more = self._may_take_more()
+        return self._takes_more
+
+    def _may_take_more(self) -> bool:
         answer = self._answering
         return (
             answer is not None
@@ -49,6 +55,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def abort(self) -> None:
         """Drop the connection; uvicorn then misses nothing of an answer that was cut."""
+        self._takes_more = False
         if self._answering is not None:
             self._answering.disconnected = True
         self.transport.abort()
@@ -69,6 +76,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell the request being answered, too, where others are queued behind it."""
         super().connection_lost(exc)
+        self._takes_more = False
         for timer in (self._head_due, self._end):
             if timer is not None:
                 timer.cancel()
@@ -88,6 +96,10 @@ class BoundedProtocol(HttpToolsProtocol):
             self._count_head(len(data))
         if not self._is_answering:
             self._expect_head()  # uvicorn has just given up its own timer
+
+    def pause_writing(self) -> None:
+        self._takes_more = False
+        super().pause_writing()
 
     def _count_head(self, num_bytes: int) -> None:
         self._head_bytes += num_bytes
@@ -121,6 +133,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.abort_later()
 
     def on_response_complete(self) -> None:
+        self._takes_more = False
         super().on_response_complete()
         if self.transport.is_closing():
             self.abort_later()

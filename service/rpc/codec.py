@@ -199,16 +199,13 @@ def accepted(request_id: str, generation: Generation) -> bytes:
 def encoded(request_id: str, event: Event) -> bytes:
     """One of a generation's events, or of the `parts` of one."""
     if isinstance(event, Delta):
-        if len(event.token_ids) == 1 and not event.logprobs:
-            name, text = wire_format.encoded_name(request_id), encodable(event.text)
-            return wire_format.token(name, event.choice, event.token_ids[0], text)
-        return wire_format.tokens(
-            request_id,
+        body = wire_format.tokens(
             event.choice,
             encodable(event.text),
             event.token_ids,
             [_position(position) for position in event.logprobs],
         )
+        return wire_format.named(wire_format.encoded_name(request_id), body)
     return wire_format.event(_to_message(request_id, event))
 
 

@@ -35,7 +35,7 @@ async def generate(
         await _read(generator, request, write, deadline_s)
         return
     async with await generator.submit(_request(request, deadline_s)) as generation:
-        outbox = Outbox()
+        outbox = Outbox(LIMIT_BYTES)
         telling = asyncio.create_task(_tell(generation, outbox))
         # It is woken for every token. In the call's own task it would be so through all that calls
         # this, which takes longer.
@@ -51,11 +51,10 @@ async def generate(
 
 async def _tell(generation: Generation, outbox: Outbox) -> None:
     """Tokens go past this, which costs less than waking whoever reads the generation."""
-    offer = partial(outbox.offer, limit=LIMIT_BYTES)
     try:
-        async with aclosing(told(generation, offer=offer)) as batches:
+        async with aclosing(told(generation, outbox=outbox)) as batches:
             async for events in batches:
-                await outbox.room(LIMIT_BYTES)
+                await outbox.room()
                 outbox.put(events)
     finally:
         outbox.close()

@@ -14,10 +14,12 @@ Write: TypeAlias = Callable[[bytes], Awaitable[None]]  # an encoded message
 class Outbox:
     """Many producers, one consumer. `put` never waits; producers wait for `room` before it."""
 
-    __slots__ = ("_consumer", "_events", "_is_closed", "_taken", "num_bytes")
+    __slots__ = ("_consumer", "_events", "_is_closed", "_limit", "_taken", "num_bytes")
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int) -> None:
+        """There is room while fewer than `limit` bytes wait."""
         self.num_bytes = 0  # of the events that wait; to be read only
+        self._limit = limit
         self._events: list[bytes] = []
         self._is_closed = False
         self._consumer: asyncio.Future[None] | None = None  # while it waits for events
@@ -30,9 +32,9 @@ class Outbox:
             self.num_bytes += len(event)
         self._wake()
 
-    def offer(self, event: bytes, limit: int) -> bool:
-        """Append one event if fewer than `limit` bytes wait; False: they do not."""
-        if self.num_bytes >= limit:
+    def offer(self, event: bytes) -> bool:
+        """Append one event, if there is room; False: there is none."""
+        if self.num_bytes >= self._limit:
             return False
         self._events.append(event)
         self.num_bytes += len(event)
@@ -40,9 +42,9 @@ class Outbox:
             self._wake()
         return True
 
-    async def room(self, limit: int) -> None:
-        """Wait until fewer than `limit` bytes wait. Nothing else runs between this and a `put`."""
-        while self.num_bytes >= limit:
+    async def room(self, limit: int | None = None) -> None:
+        """Wait for room, by another limit where one is given. A `put` after it comes at once."""
+        while self.num_bytes >= (self._limit if limit is None else limit):
             if self._taken is None:
                 self._taken = asyncio.Event()
             await self._taken.wait()

@@ -3,19 +3,59 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterator
-from typing import TypeAlias
+from collections.abc import AsyncGenerator, Iterator
 
 from cadenza.service.choice import Tap
 from cadenza.service.events import Admitted, Delta, Event, Finished
 from cadenza.service.generation import Generation
 from cadenza.service.rpc import codec, wire_format
+from cadenza.service.rpc.outbox import Outbox
 from cadenza.service.rpc.transcripts import Transcript
+from cadenza.service.token_texts import TokenTexts
 from cadenza.v1 import generation_pb2 as pb
 
-# Takes an event past whoever iterates, who waits and has had all that came before. False: there is
-# no room.
-Offer: TypeAlias = Callable[[bytes], bool]
+
+class _Tap:
+    """A choice's tokens as events, past whoever iterates. Implements `choice.Tap`."""
+
+    __slots__ = ("_choice", "_name", "_outbox", "_output")
+
+    def __init__(
+        self, name: bytes, choice: int, outbox: Outbox, transcript: Transcript | None
+    ) -> None:
+        self._name = name
+        self._choice = choice
+        self._outbox = outbox
+        self._output = None if transcript is None else transcript.output(choice)
+
+    def take_plain(self, token: int) -> bool:
+        return False  # it comes again, with its text
+
+    def take(self, token: int, text: str) -> bool:
+        return self._put(token, wire_format.tokens(self._choice, text, (token,)))
+
+    def _put(self, token: int, body: bytes) -> bool:
+        if not self._outbox.offer(wire_format.named(self._name, body)):
+            return False
+        if self._output is not None:
+            self._output.append(token)
+        return True
+
+
+class _FirstTap(_Tap):
+    """That of a first choice, for which tokens are kept encoded: each other would take as much."""
+
+    __slots__ = ("_encoded",)
+
+    def __init__(
+        self, name: bytes, texts: TokenTexts, outbox: Outbox, transcript: Transcript | None
+    ) -> None:
+        super().__init__(name, 0, outbox, transcript)
+        self._encoded = texts.encoded(wire_format.token)
+
+    def take_plain(self, token: int) -> bool:
+        body = self._encoded[token]
+        return body is not None and self._put(token, body)
 
 
 class _Telling:
@@ -65,7 +105,7 @@ class _Telling:
 async def relay(
     generation: Generation,
     request_id: str = "",
-    offer: Offer | None = None,
+    outbox: Outbox | None = None,
     transcript: Transcript | None = None,
 ) -> AsyncGenerator[list[bytes], None]:
     """All of `told`. Closing the iterator, or cancelling it, cancels the generation.
@@ -73,27 +113,28 @@ async def relay(
     Use `contextlib.aclosing`, and iterate at once.
     """
     async with generation:
-        async for events in told(generation, request_id, offer, transcript):
+        async for events in told(generation, request_id, outbox, transcript):
             yield events
 
 
 async def told(
     generation: Generation,
     request_id: str = "",
-    offer: Offer | None = None,
+    outbox: Outbox | None = None,
     transcript: Transcript | None = None,
 ) -> AsyncGenerator[list[bytes], None]:
     """Batches of events from `accepted` to `finished`; the last batch ends with `finished`.
 
-    Tokens that come while the caller waits for a batch go to `offer`, where there is one and it
-    has room. All that is told is added to `transcript`.
+    Tokens that come while the caller waits for a batch, and has put all that came before into
+    `outbox`, go there by themselves, as long as it has room. All that is told is added to
+    `transcript`.
 
     Raises a `RequestError` in place of what is missing.
     """
     yield [codec.accepted(request_id, generation)]
     telling = _Telling(generation, request_id, transcript)
-    if offer is not None:
-        _tap(generation, request_id, offer, transcript)
+    if outbox is not None:
+        _tap(generation, request_id, outbox, transcript)
     async for batch in generation:
         for index, events in enumerate(telling.encoded(batch)):
             if index:
@@ -105,20 +146,13 @@ async def told(
 
 
 def _tap(
-    generation: Generation, request_id: str, offer: Offer, transcript: Transcript | None
+    generation: Generation, request_id: str, outbox: Outbox, transcript: Transcript | None
 ) -> None:
     name = wire_format.encoded_name(request_id)
 
-    def of_choice(choice: int) -> Tap:
-        output = None if transcript is None else transcript.output(choice)
-
-        def tap(token_id: int, text: str) -> bool:
-            if not offer(wire_format.token(name, choice, token_id, text)):
-                return False
-            if output is not None:
-                output.append(token_id)
-            return True
-
-        return tap
+    def of_choice(choice: int, texts: TokenTexts) -> Tap:
+        if choice:
+            return _Tap(name, choice, outbox, transcript)
+        return _FirstTap(name, texts, outbox, transcript)
 
     generation.tap(of_choice)

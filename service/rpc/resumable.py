@@ -122,6 +122,7 @@ async def read(reader: Reader, request_id: str = "") -> AsyncGenerator[list[byte
 
     Raises a `RequestError` in place of what is missing.
     """
+    name = wire_format.encoded_name(request_id)
     async for entries in reader:
-        for events in batches(wire_format.named(entry.data, request_id) for entry in entries):
+        for events in batches(wire_format.named(name, entry.data) for entry in entries):
             yield events

@@ -20,6 +20,7 @@ from cadenza.service.errors import (
     RequestError,
     UnknownRequest,
 )
+from cadenza.service.generation import Generation
 from cadenza.service.generator import Generator
 from cadenza.service.request import GenerationRequest
 from cadenza.service.resumable_stream import Reader
@@ -54,16 +55,12 @@ class _Live:
     """A request between its submit and its terminal event."""
 
     request_id: str
-    outbox: Outbox
     control: Control = field(default_factory=Control)
     transcript: Transcript | None = None  # from when its prompt is known
     task: asyncio.Task[None] = field(init=False)  # set by the reader, at once
+    generation: Generation | None = None  # once it is submitted
     reader: Reader | None = None  # of a stream that can be resumed
     is_over: bool = False  # it has had its terminal event
-
-    def offer(self, event: bytes) -> bool:
-        """Implements `relay.Offer`."""
-        return not self.is_over and self.outbox.offer(event, TOKENS_LIMIT_BYTES)
 
     def let_go(self, _: object) -> None:
         """Its task has ended."""
@@ -93,7 +90,7 @@ class Session:
         self._generator = generator
         self._requests = requests
         self._write = write
-        self._outbox = Outbox()
+        self._outbox = Outbox(TOKENS_LIMIT_BYTES)
         self._live: dict[str, _Live] = {}
         self._ended: dict[str, None] = {}  # names, the latest last
         self._num_unhandled = 0  # messages that the engine may not have handled
@@ -176,7 +173,7 @@ class Session:
             self._begin(request_id, read, tasks)
 
     def _begin(self, request_id: str, read: _Read, tasks: asyncio.TaskGroup) -> None:
-        live = _Live(request_id, self._outbox)
+        live = _Live(request_id)
         try:
             request = read(live)
         except RequestError as error:
@@ -269,6 +266,8 @@ class Session:
             self._forget(live)
             if live.reader is not None:
                 self._generator.resumption.give_up(live.reader)
+            if live.generation is not None:
+                live.generation.cancel()  # no token comes after this
             live.task.cancel()
             self._outbox.put([wire_format.event(status.cancelled(live.request_id))])
 
@@ -296,11 +295,12 @@ class Session:
             assert live.reader is not None
             return read(live.reader, live.request_id)
         generation = await self._generator.submit(request, live.control)
+        live.generation = generation
         live.transcript = transcript_of(generation, request)
         return relay(
             generation,
             live.request_id,
-            offer=live.offer,
+            outbox=self._outbox,
             transcript=live.transcript,
         )
 
@@ -310,8 +310,7 @@ class Session:
         self._forget(live)
 
     async def _put(self, live: _Live, events: Iterable[bytes]) -> None:
-        limit = TOKENS_LIMIT_BYTES if live.reader is None else RESUMABLE_LIMIT_BYTES
-        await self._outbox.room(limit)
+        await self._outbox.room(None if live.reader is None else RESUMABLE_LIMIT_BYTES)
         if live.is_over:
             # The request has had its terminal event, but something it awaited lost the
             # cancellation (asyncio.wait_for does so until Python 3.12).

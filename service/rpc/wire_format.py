@@ -43,10 +43,6 @@ class _Varints(dict[int, bytes]):
 
 _varints = _Varints()
 
-# Tokens of first choices with the text that was told last: at most some 30 MB
-_MOST_KEPT = 1 << 18
-_kept: dict[int, tuple[str, bytes]] = {}
-
 _EVENTS = _tag(pb.SessionResponse.EVENTS_FIELD_NUMBER, _BYTES)
 _REQUEST_ID = _tag(pb.Event.REQUEST_ID_FIELD_NUMBER, _BYTES)
 _NUMBER = _tag(pb.Event.NUMBER_FIELD_NUMBER, _VARINT)
@@ -79,51 +75,35 @@ def numbered(body: bytes, number: int) -> bytes:
     return b"%b%b%b" % (body, _NUMBER, _varint(number))
 
 
-def named(body: bytes, request_id: str) -> bytes:
-    """An encoded `pb.Event` without a `request_id`, as an event of this one."""
-    return _field(_EVENTS, encoded_name(request_id) + body)
-
-
 def tokens(
-    request_id: str,
     choice: int,
     text: str,
     token_ids: Sequence[int],
     logprobs: Sequence[pb.PositionLogprobs] = (),
 ) -> bytes:
-    """An event with `pb.Tokens`.
+    """A `pb.Event` with `pb.Tokens`, without a `request_id`.
 
     Fields are in the order of their numbers, and those with default values are left out, as
     protobuf's own encoder does it.
     """
-    body = _tokens(choice, text, token_ids)
-    if logprobs:
-        body += b"".join([_field(_LOGPROBS, each.SerializeToString()) for each in logprobs])
-    return _field(_EVENTS, encoded_name(request_id) + _field(_TOKENS, body))
-
-
-def _tokens(choice: int, text: str, token_ids: Sequence[int]) -> bytes:
     body = _CHOICE + _varints[choice] if choice else b""
     if text:
         body += _field(_TEXT, text.encode())
     if token_ids:
         body += _field(_TOKEN_IDS, b"".join([_varints[token] for token in token_ids]))
-    return body
+    if logprobs:
+        body += b"".join([_field(_LOGPROBS, each.SerializeToString()) for each in logprobs])
+    return _field(_TOKENS, body)
 
 
-def token(name: bytes, choice: int, token_id: int, text: str) -> bytes:
-    """The same of one token, with the `name` of its request from `encoded_name`.
+def token(token_id: int, text: str) -> bytes:
+    """The same of one token of a first choice, as `token_texts.Encode`."""
+    return tokens(0, text, (token_id,))
 
-    Most are told again and again with the same text, and so they are kept.
-    """
-    kept = _kept.get(token_id)
-    if kept is not None and kept[0] == text and not choice:
-        told = kept[1]
-    else:
-        told = _field(_TOKENS, _tokens(choice, text, (token_id,)))
-        if not choice and len(_kept) < _MOST_KEPT:
-            _kept[token_id] = text, told
-    return b"%b%b%b%b" % (_EVENTS, _varints[len(name) + len(told)], name, told)
+
+def named(name: bytes, body: bytes) -> bytes:
+    """An encoded `pb.Event` without a `request_id`, as an event of that of `encoded_name`."""
+    return b"%b%b%b%b" % (_EVENTS, _varints[len(name) + len(body)], name, body)
 
 
 @lru_cache(1 << 12)

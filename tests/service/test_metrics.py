@@ -43,7 +43,7 @@ class Watched:
 
     def token_after(self, seconds: float, choice: int = 0) -> None:
         self.clock.now_s += seconds
-        self.choices[choice].token()
+        self.choices[choice].token(self.clock.now_s)
 
 
 def total(histogram: Histogram) -> tuple[float, float]:

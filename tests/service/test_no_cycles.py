@@ -19,8 +19,19 @@ def without_collector() -> Iterator[None]:
     gc.enable()
 
 
+class TapThatLeadsBack:
+    def __init__(self, generation):
+        self._generation = generation
+
+    def take_plain(self, token):
+        return self._generation.is_over
+
+    def take(self, token, text):
+        return self._generation.is_over
+
+
 def tap_that_leads_back(generation):
-    generation.tap(lambda _: lambda *_: generation.is_over)
+    generation.tap(lambda *_: TapThatLeadsBack(generation))
 
 
 def test_a_generation_is_freed_when_it_is_left(run, open_front):

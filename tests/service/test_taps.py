@@ -11,6 +11,22 @@ import pytest
 from cadenza.service.events import Delta, Echo, Event, Finished, Preempted, PromptScored
 from cadenza.service.generation import Generation
 from cadenza.service.request import GenerationRequest
+from cadenza.service.token_texts import TokenTexts
+
+
+class Tap:
+    """Asks `take` about every token of a choice, in either way."""
+
+    def __init__(self, take: Callable[..., bool], choice: int, texts: TokenTexts) -> None:
+        self._take = partial(take, choice)
+        self._texts = texts
+
+    def take_plain(self, token: int) -> bool:
+        text = self._texts[token]
+        return text is not None and self._take(token, text)
+
+    def take(self, token: int, text: str) -> bool:
+        return self._take(token, text)
 
 
 class Reader:
@@ -22,7 +38,7 @@ class Reader:
         self.told: list[Event] = []  # by the reader or the tap, in order
         self._generation = generation
         take = take or self._take
-        generation.tap(lambda choice: partial(take, choice))
+        generation.tap(partial(Tap, take))
         self.task = asyncio.create_task(self._iterate())
 
     def _take(self, choice: int, token_id: int, text: str) -> bool:
@@ -124,7 +140,7 @@ def test_the_tap_takes_nothing_while_the_reader_is_elsewhere(run, open_front):
         async with open_front() as front:
             generation = await launched(front, max_tokens=9)
             tapped: list[int] = []
-            generation.tap(lambda choice: lambda *_: bool(tapped.append(choice)))
+            generation.tap(partial(Tap, lambda choice, *_: bool(tapped.append(choice))))
             await front.step()
             await front.step()
             batch = await anext(generation)
@@ -157,7 +173,7 @@ def test_a_reader_that_gave_up_waiting_has_all_when_it_comes_back(run, open_fron
         async with open_front() as front:
             generation = await launched(front, max_tokens=9)
             tapped: list[int] = []
-            generation.tap(lambda choice: lambda *_: not tapped.append(choice))
+            generation.tap(partial(Tap, lambda choice, *_: not tapped.append(choice)))
             await front.step()
             await anext(generation)
             waiting = asyncio.create_task(anext(generation))

@@ -10,24 +10,24 @@ from cadenza.service.rpc.outbox import Outbox
 
 
 async def test_take_gives_all_that_waits_in_order():
-    outbox = Outbox()
+    outbox = Outbox(3)
     outbox.put([b"a", b"bb"])
     outbox.put([b"c"])
 
     assert outbox.num_bytes == 4
     assert await outbox.take() == [b"a", b"bb", b"c"]
-    assert outbox.offer(b"dd", 1)
-    assert outbox.offer(b"e", 3)
+    assert outbox.offer(b"dd")
+    assert outbox.offer(b"e")
     assert outbox.num_bytes == 3
     assert await outbox.take() == [b"dd", b"e"]
     assert outbox.num_bytes == 0
 
 
 @pytest.mark.parametrize(
-    "put", [lambda outbox: outbox.put([b"a"]), lambda outbox: outbox.offer(b"a", 1)]
+    "put", [lambda outbox: outbox.put([b"a"]), lambda outbox: outbox.offer(b"a")]
 )
 async def test_take_waits_for_an_event(put):
-    outbox = Outbox()
+    outbox = Outbox(3)
     taking = asyncio.create_task(outbox.take())
     await asyncio.sleep(0)
     assert not taking.done()
@@ -37,16 +37,17 @@ async def test_take_waits_for_an_event(put):
 
 
 async def test_what_is_offered_is_left_where_there_is_no_room():
-    outbox = Outbox()
-    assert outbox.offer(b"abc", 3)
-    assert not outbox.offer(b"d", 3)
-    assert outbox.offer(b"d", 4)
+    outbox = Outbox(3)
+    assert outbox.offer(b"ab")
+    assert outbox.offer(b"cd")
+    assert not outbox.offer(b"e")
 
-    assert await outbox.take() == [b"abc", b"d"]
+    assert await outbox.take() == [b"ab", b"cd"]
+    assert outbox.offer(b"e")
 
 
 async def test_all_is_written_and_what_waits_is_one_message():
-    outbox = Outbox()
+    outbox = Outbox(3)
     written = []
 
     async def write(message):
@@ -62,9 +63,9 @@ async def test_all_is_written_and_what_waits_is_one_message():
 
 
 async def test_room_waits_for_a_take_and_counts_again():
-    outbox = Outbox()
+    outbox = Outbox(3)
     outbox.put([b"abc"])
-    waiters = [asyncio.create_task(outbox.room(3)) for _ in range(2)]
+    waiters = [asyncio.create_task(outbox.room()) for _ in range(2)]
     waiters[0].add_done_callback(lambda _: outbox.put([b"abc"]))
     await asyncio.sleep(0)
     assert not any(waiter.done() for waiter in waiters)
@@ -73,14 +74,27 @@ async def test_room_waits_for_a_take_and_counts_again():
         await asyncio.gather(*waiters)
 
 
-@pytest.mark.parametrize("limit", [1, 100])
+@pytest.mark.parametrize("limit", [1, 100, None])
 async def test_there_is_room_in_an_empty_outbox(limit):
     async with asyncio.timeout(5):
-        await Outbox().room(limit)
+        await Outbox(3).room(limit)
+
+
+async def test_another_limit_has_room_of_its_own():
+    outbox = Outbox(3)
+    outbox.put([b"abc"])
+    async with asyncio.timeout(5):
+        await outbox.room(4)
+    waiting = asyncio.create_task(outbox.room(2))
+    await asyncio.sleep(0)
+
+    assert not waiting.done()
+    await outbox.take()
+    await waiting
 
 
 async def test_a_closed_outbox_gives_out_what_is_left_then_nothing():
-    outbox = Outbox()
+    outbox = Outbox(3)
     outbox.put([b"a"])
     outbox.close()
 

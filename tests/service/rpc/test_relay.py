@@ -1,4 +1,4 @@
-"""A request's events, through the outlet and past it."""
+"""A request's events, those that come by themselves and all others."""
 
 from __future__ import annotations
 
@@ -10,29 +10,26 @@ import pytest
 from cadenza.service.events import Delta
 from cadenza.service.request import GenerationRequest
 from cadenza.service.rpc.codec import BATCH_BYTES
+from cadenza.service.rpc.outbox import Outbox
 from cadenza.service.rpc.relay import relay
 from cadenza.v1 import generation_pb2 as pb
 
 
-class Outlet:
-    """An `Offer`, where it is open."""
+class Counting(Outbox):
+    """Counts what comes by itself."""
 
-    def __init__(self, *, is_open: bool) -> None:
-        self.is_open = is_open
-        self.events: list[bytes] = []
-        self.num_put = 0
+    num_offered = 0
 
-    def __call__(self, event: bytes) -> bool:
-        if self.is_open:
-            self.num_put += 1
-            self.events.append(event)
-        return self.is_open
+    def offer(self, event: bytes) -> bool:
+        has_room = super().offer(event)
+        self.num_offered += has_room
+        return has_room
 
 
 @pytest.mark.parametrize("n", [1, 2])
 @pytest.mark.parametrize("is_open", [True, False])
 async def test_all_is_told_in_order_whichever_way_it_goes(open_front, is_open, n):
-    outlet = Outlet(is_open=is_open)
+    outbox = Counting(1 << 20 if is_open else 0)
     async with open_front() as front:
         front.engine.auto = False
         front.says("hello")
@@ -40,19 +37,20 @@ async def test_all_is_told_in_order_whichever_way_it_goes(open_front, is_open, n
         generation = await front.generator.submit(request)
 
         async def read() -> None:
-            async with aclosing(relay(generation, "r", outlet)) as batches:
+            async with aclosing(relay(generation, "r", outbox)) as batches:
                 async for events in batches:
-                    outlet.events += events
+                    outbox.put(events)
 
         reading = asyncio.create_task(read())
         await front.engine.until(lambda: bool(front.engine.waiting))
         for _ in range(5):
             await front.step()
         await reading
-    events = pb.SessionResponse.FromString(b"".join(outlet.events)).events
+    told = await outbox.take()
+    events = pb.SessionResponse.FromString(b"".join(told)).events
     kinds = [event.WhichOneof("event") for event in events]
 
-    assert bool(outlet.num_put) is is_open
+    assert bool(outbox.num_offered) is is_open
     assert kinds[:2] == ["accepted", "notice"]
     assert kinds[-1] == "finished"
     assert kinds.count("choice_finished") == n

@@ -26,7 +26,8 @@ LOGPROBS = st.lists(
 def test_tokens_are_encoded_as_protobuf_encodes_them(request_id, choice, text, ids, logprobs):
     tokens = pb.Tokens(choice=choice, text=text, token_ids=ids, logprobs=logprobs)
     event = pb.Event(request_id=request_id, tokens=tokens)
-    encoded = wire_format.tokens(request_id, choice, text, ids, logprobs)
+    body = wire_format.tokens(choice, text, ids, logprobs)
+    encoded = wire_format.named(wire_format.encoded_name(request_id), body)
 
     assert encoded == pb.SessionResponse(events=[event]).SerializeToString(deterministic=True)
     assert encoded == wire_format.event(event)
@@ -50,4 +51,5 @@ def test_an_encoded_event_gets_a_number_and_a_name(request_id, text, ids, number
     numbered = wire_format.numbered(body, number)
     assert numbered == event.SerializeToString()
     event.request_id = request_id
-    assert pb.SessionResponse.FromString(wire_format.named(numbered, request_id)).events == [event]
+    named = wire_format.named(wire_format.encoded_name(request_id), numbered)
+    assert pb.SessionResponse.FromString(named).events == [event]
