@@ -86,7 +86,6 @@ class Metrics:
     def __init__(self, tenants: Iterable[str] = ()) -> None:
         """`tenants`: those that get series of their own, in place of others of their name."""
         self.prompt_tokens = 0
-        self.generation_tokens = 0
         self.cached_tokens = 0  # of prompts, at their first admission
         self.computed_prompt_tokens = 0  # those that were not
         self.finished = dict.fromkeys(FINISHED_REASONS, 0)
@@ -117,6 +116,11 @@ class Metrics:
         self._none, self._others = TenantMetrics(), TenantMetrics()
         # A name of those is one label's value, and never a client's way to it
         self.tenants = {NO_TENANT: self._none, OTHER_TENANTS: self._others} | self._named
+
+    @property
+    def generation_tokens(self) -> int:
+        """Those of all tenants."""
+        return sum(tenant.generation_tokens for tenant in self.tenants.values())
 
     def of_tenant(self, name: str) -> TenantMetrics:
         """Those of a tenant, which may be the ones of all others."""

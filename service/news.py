@@ -29,22 +29,29 @@ def read_news(step: Step) -> News:
         FrameError: arrays that are none, or of unequal lengths.
     """
     try:
-        admitted = arrays.read_requests(step.admitted)
-        cached = arrays.read_ids(step.admitted_cached)
         requests = arrays.read_requests(step.requests)
         tokens = arrays.read_ids(step.tokens)
         if not len(requests) == len(tokens) == len(step.finished):
             raise ValueError("columns are not of one length")
-        for entry in step.logprobs:
-            if arrays.view_ids(entry.top_ids).size != arrays.view_floats(entry.top_logprobs).size:
-                raise ValueError("log-probabilities without their tokens")
         return News(
-            preempted=arrays.read_requests(step.preempted),
-            admitted=list(zip(admitted, cached, strict=True)),
-            requests=requests,
-            tokens=tokens,
-            finished=step.finished,
-            logprobs={entry.row: entry for entry in step.logprobs},
+            arrays.read_requests(step.preempted) if step.preempted else (),
+            _admitted(step) if step.admitted or step.admitted_cached else (),
+            requests,
+            tokens,
+            step.finished,
+            _logprobs(step) if step.logprobs else {},
         )
     except ValueError as error:
         raise FrameError(f"a step does not fit together: {error}") from error
+
+
+def _admitted(step: Step) -> list[tuple[int, int]]:
+    requests = arrays.read_requests(step.admitted)
+    return list(zip(requests, arrays.read_ids(step.admitted_cached), strict=True))
+
+
+def _logprobs(step: Step) -> dict[int, RowLogprobs]:
+    for entry in step.logprobs:
+        if arrays.view_ids(entry.top_ids).size != arrays.view_floats(entry.top_logprobs).size:
+            raise ValueError("log-probabilities without their tokens")
+    return {entry.row: entry for entry in step.logprobs}

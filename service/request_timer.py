@@ -30,27 +30,22 @@ class Ended:
 class TokenTimes:
     """When the tokens of one choice came. `RequestTimer` makes them."""
 
-    __slots__ = ("_begin", "_metrics", "_tenant", "count", "first_s", "last_s")
+    __slots__ = ("_begin", "_gaps", "_tenant", "count", "first_s", "last_s")
 
     def __init__(
-        self,
-        metrics: Metrics,
-        tenant: TenantMetrics,
-        begin: Callable[[float], None],
+        self, metrics: Metrics, tenant: TenantMetrics, begin: Callable[[float], None]
     ) -> None:
         self.count = 0
         self.first_s = self.last_s = 0.0  # of tokens, once there are any
-        self._metrics = metrics
+        self._gaps = metrics.inter_token_latency
         self._tenant = tenant
         self._begin = begin
 
     def token(self, now_s: float) -> None:
         """A token came, by the timer's clock. The first of all choices is the request's first."""
-        metrics = self._metrics
-        metrics.generation_tokens += 1
         self._tenant.generation_tokens += 1
         if self.count:
-            metrics.inter_token_latency.observe(now_s - self.last_s)
+            self._gaps.observe(now_s - self.last_s)
         else:
             self.first_s = now_s
             self._begin(now_s)

@@ -35,7 +35,8 @@ class TokenTexts(dict[int, str | None]):
     def encoded(self, encode: Encode) -> EncodedTexts:
         """The same as bytes, once for each `encode`, which are few functions."""
         if encode not in self._encoded:
-            self._encoded[encode] = EncodedTexts(self, encode)
+            size = self._backend.get_vocab_size(with_added_tokens=True)
+            self._encoded[encode] = EncodedTexts(self, encode, size)
         return self._encoded[encode]
 
     def _alone(self, token_id: int) -> str | None:
@@ -45,15 +46,25 @@ class TokenTexts(dict[int, str | None]):
         return None if INCOMPLETE in text else text
 
 
-class EncodedTexts(dict[int, bytes | None]):
-    """What is sent of each token of `TokenTexts`, encoded once each. None: as there."""
+class EncodedTexts:
+    """What is sent of each token of `TokenTexts`, encoded once each.
 
-    def __init__(self, texts: TokenTexts, encode: Encode) -> None:
-        super().__init__()
+    By number, as looking a token up in a dictionary touches twice as many places in memory, of
+    which few are in the caches.
+    """
+
+    __slots__ = ("_encode", "_encoded", "_texts")
+
+    def __init__(self, texts: TokenTexts, encode: Encode, vocab_size: int) -> None:
         self._texts = texts
         self._encode = encode
+        self._encoded: list[bytes | None] = [None] * vocab_size
 
-    def __missing__(self, token_id: int) -> bytes | None:
-        text = self._texts[token_id]
-        encoded = self[token_id] = None if text is None else self._encode(token_id, text)
+    def find(self, token_id: int) -> bytes | None:
+        """None: the text depends on what is around."""
+        if token_id >= len(self._encoded):  # as models have that were padded to a round number
+            return None
+        encoded = self._encoded[token_id]
+        if encoded is None and (text := self._texts[token_id]) is not None:
+            encoded = self._encoded[token_id] = self._encode(token_id, text)
         return encoded

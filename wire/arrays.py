@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import struct
+import sys
+from array import array
 from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
+
+assert sys.byteorder == "little", "frames have numbers as they are in memory"
 
 Ids = npt.NDArray[np.int32]
 
@@ -29,25 +32,18 @@ def view_ids(data: bytes) -> Ids:
     return np.frombuffer(data, dtype="<i4")
 
 
-def read_ids(data: bytes) -> tuple[int, ...]:
+def read_ids(data: bytes) -> list[int]:
     """`pack_ids`' bytes as numbers.
 
     Raises:
         ValueError: these are no such bytes.
     """
-    return _read("i", 4, data)
+    return array("i", data).tolist()
 
 
-def read_requests(data: bytes) -> tuple[int, ...]:
+def read_requests(data: bytes) -> list[int]:
     """The same for request ids."""
-    return _read("q", 8, data)
-
-
-def _read(kind: str, size: int, data: bytes) -> tuple[int, ...]:
-    try:
-        return struct.unpack(f"<{len(data) // size}{kind}", data)
-    except struct.error as error:
-        raise ValueError(f"{len(data)} bytes are not elements of {size} bytes") from error
+    return array("q", data).tolist()
 
 
 def view_floats(data: bytes) -> npt.NDArray[np.float32]:

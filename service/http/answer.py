@@ -37,7 +37,7 @@ class _Tap:
         self._around: tuple[bytes, bytes] | None = None
 
     def take_plain(self, token: int) -> bool:
-        text = self._texts[token]
+        text = self._texts.find(token)
         if text is None or self._around is None or not self._connection.takes_more():
             return False
         self._answer.num_tokens += 1

@@ -54,7 +54,7 @@ class _FirstTap(_Tap):
         self._encoded = texts.encoded(wire_format.token)
 
     def take_plain(self, token: int) -> bool:
-        body = self._encoded[token]
+        body = self._encoded.find(token)
         return body is not None and self._put(token, body)
 
 

@@ -48,12 +48,12 @@ def outcome(logprobs: dict[int, Logprobs]) -> StepOutcome:
 def test_arrays_and_counters_keep_their_places():
     frame = step_frame(REPORT, outcome({}), STATISTICS, received=41)
 
-    assert read_requests(frame.requests) == (30, 10, 40, 80)
+    assert read_requests(frame.requests) == [30, 10, 40, 80]
     assert view_ids(frame.tokens).tolist() == [300, 100, -1, -1]
     assert list(frame.finished) == [0, 3, 4, 5]
-    assert read_requests(frame.admitted) == (50,)
+    assert read_requests(frame.admitted) == [50]
     assert view_ids(frame.admitted_cached).tolist() == [16]
-    assert read_requests(frame.preempted) == (60, 70)
+    assert read_requests(frame.preempted) == [60, 70]
     assert frame.decisions == ()
     assert frame.prompt_scores == ()
     assert frame.step_id == STATISTICS.steps

@@ -9,7 +9,7 @@ from cadenza.wire.arrays import pack_ids, read_ids, read_requests, view_ids
 @pytest.mark.parametrize("ids", [[], [0], [1, 2, 2**31 - 1], np.array([3, 4])])
 def test_ids_come_back(ids):
     assert view_ids(pack_ids(ids)).tolist() == list(ids)
-    assert read_ids(pack_ids(ids)) == tuple(ids)
+    assert read_ids(pack_ids(ids)) == list(ids)
 
 
 def test_an_id_over_32_bits_is_refused():
@@ -23,11 +23,11 @@ def test_views_cannot_be_written():
 
 
 def test_requests_come_back():
-    requests = (0, 2**40, 7)
+    requests = [0, 2**40, 7]
     assert read_requests(np.array(requests, "<i8").tobytes()) == requests
 
 
-@pytest.mark.parametrize(("read", "size"), [(read_ids, 4), (read_requests, 8)])
-def test_bytes_that_are_no_elements_are_refused(read, size):
-    with pytest.raises(ValueError, match=f"13 bytes are not elements of {size} bytes"):
+@pytest.mark.parametrize("read", [read_ids, read_requests])
+def test_bytes_that_are_no_elements_are_refused(read):
+    with pytest.raises(ValueError, match="not a multiple of item size"):
         read(b"\0" * 13)
