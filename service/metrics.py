@@ -46,10 +46,15 @@ class Histogram:
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = tuple(bounds)
         self._counts = [0] * (len(bounds) + 1)
+        self._latest = 0.0
+        self._bucket = bisect_left(self._bounds, self._latest)
         self.sum = 0.0
 
     def observe(self, value: float) -> None:
-        self._counts[bisect_left(self._bounds, value)] += 1
+        if value != self._latest:  # often it is the same for all rows of a step
+            self._latest = value
+            self._bucket = bisect_left(self._bounds, value)
+        self._counts[self._bucket] += 1
         self.sum += value
 
     def copy(self) -> Histogram:

@@ -43,6 +43,19 @@ class _Varints(dict[int, bytes]):
 
 _varints = _Varints()
 
+
+class _Heads(dict[int, bytes]):
+    """What an event of so many bytes has before them in a message."""
+
+    def __missing__(self, num_bytes: int) -> bytes:
+        head = _EVENTS + _varint(num_bytes)
+        if num_bytes < 1 << 12:
+            self[num_bytes] = head
+        return head
+
+
+_heads = _Heads()
+
 _EVENTS = _tag(pb.SessionResponse.EVENTS_FIELD_NUMBER, _BYTES)
 _REQUEST_ID = _tag(pb.Event.REQUEST_ID_FIELD_NUMBER, _BYTES)
 _NUMBER = _tag(pb.Event.NUMBER_FIELD_NUMBER, _VARINT)
@@ -103,7 +116,7 @@ def token(token_id: int, text: str) -> bytes:
 
 def named(name: bytes, body: bytes) -> bytes:
     """An encoded `pb.Event` without a `request_id`, as an event of that of `encoded_name`."""
-    return b"%b%b%b%b" % (_EVENTS, _varints[len(name) + len(body)], name, body)
+    return _heads[len(name) + len(body)] + name + body
 
 
 @lru_cache(1 << 12)
