@@ -158,7 +158,8 @@ def test_short_times_are_told_apart():
 
 def test_a_bound_belongs_to_the_bucket_below_it():
     histogram = Histogram((1, 2.5))
-    for value in (0.5, 1, 2, 99):
+    for value in (0.5, 1, 2, 2, 99, 0):
         histogram.observe(value)
 
-    assert histogram.cumulative() == [("1.0", 2.0), ("2.5", 3.0), ("+Inf", 4.0)]
+    assert histogram.cumulative() == [("1.0", 3.0), ("2.5", 5.0), ("+Inf", 6.0)]
+    assert histogram.sum == 104.5

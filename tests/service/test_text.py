@@ -141,6 +141,26 @@ def test_tokens_of_decoders_that_look_at_what_is_around_have_no_text_alone():
         assert TokenTexts(backend, skip_special_tokens=True)[0] is None
 
 
+def test_tokens_are_encoded_once_and_only_those_that_have_a_text_alone():
+    texts = TokenTexts(BACKEND, skip_special_tokens=True)
+    asked: list[int] = []
+
+    def encode(token: int, text: str) -> bytes:
+        asked.append(token)
+        return text.encode()
+
+    [letter], half = TOKENIZER.encode_text("a"), TOKENIZER.encode_text("č")[0]
+    end = BACKEND.token_to_id("<|end|>")
+    for _ in range(2):
+        encoded = texts.encoded(encode)
+        assert encoded.find(letter) == b"a"
+        assert encoded.find(half) is None
+        assert encoded.find(end) == b""
+        assert encoded.find(10**6) is None  # beyond the vocabulary, as models have them
+
+    assert asked == [letter, end]
+
+
 def match(stops, pieces):
     matcher = StopStrings(stops)
     said = ""

@@ -1,0 +1,56 @@
+"""What a connection says of itself to the answer that it carries."""
+
+from __future__ import annotations
+
+import asyncio
+
+import uvicorn
+from uvicorn.server import ServerState
+
+from cadenza.service.http.connection import ConnectionLimits
+from cadenza.service.http.protocol import BoundedProtocol
+
+
+class Transport(asyncio.Transport):
+    def write(self, data: bytes) -> None:
+        pass
+
+    def is_closing(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        pass
+
+
+async def answer(scope, receive, send) -> None:
+    """An answer without an end."""
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"x", "more_body": True})
+    await receive()
+
+
+def connected() -> BoundedProtocol:
+    config = uvicorn.Config(answer, http="httptools", ws="none", lifespan="off", log_config=None)
+    config.load()
+    loop = asyncio.get_running_loop()
+    protocol = BoundedProtocol(config, ServerState(), {}, loop, limits=ConnectionLimits())
+    protocol.connection_made(Transport())
+    return protocol
+
+
+def test_more_is_taken_while_an_answer_is_under_way_and_the_client_keeps_up(run):
+    async def main():
+        protocol = connected()
+        assert not protocol.takes_more()
+        protocol.data_received(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert not protocol.takes_more()
+        await asyncio.sleep(0)
+        assert protocol.takes_more()
+        protocol.pause_writing()
+        assert not protocol.takes_more()
+        protocol.resume_writing()
+        assert protocol.takes_more()
+        protocol.connection_lost(None)
+        assert not protocol.takes_more()
+
+    run(main())
