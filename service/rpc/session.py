@@ -3,42 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import TypeAlias
 
 import structlog
 
-from cadenza.service.control import Control
 from cadenza.service.errors import (
     EngineUnavailable,
     InvalidRequest,
-    Overloaded,
     RequestError,
-    UnknownRequest,
 )
-from cadenza.service.generation import Generation
 from cadenza.service.generator import Generator
 from cadenza.service.request import GenerationRequest
-from cadenza.service.resumable_stream import Reader
 from cadenza.service.rpc import status, wire_format
-from cadenza.service.rpc.codec import to_request
+from cadenza.service.rpc.live import MAX_LIVE, Live, LiveRequests, unknown
 from cadenza.service.rpc.outbox import Outbox, Write
 from cadenza.service.rpc.relay import relay
 from cadenza.service.rpc.resumable import is_resumable, open_submitted, read, transcript_behind
-from cadenza.service.rpc.transcripts import Transcript, TranscriptBudget, Transcripts, transcript_of
+from cadenza.service.rpc.submits import to_deadline_s, to_submitted
+from cadenza.service.rpc.transcripts import TranscriptBudget, Transcripts, transcript_of
 from cadenza.v1 import generation_pb2 as pb
 
-MAX_LIVE = 256  # requests at once on a stream
-MAX_REQUEST_ID_CHARS = 128
 # Messages about running requests that one stream has under way to the engine. A client may grant
 # credit to every request after every step, twice; the engine works off so many in 1 ms.
 MAX_UNHANDLED = 2 * MAX_LIVE
 UNLIMITED = 1 << 32  # tokens; no context has so many
-MAX_ENDED = 4 * MAX_LIVE  # names remembered: an end may pass an action on its way
 # Requests stop being read while this much waits for the client. At 50 bytes a token it holds 20
 # steps of 256 requests: enough to never stall a client that reads, little for one that does not.
 TOKENS_LIMIT_BYTES = 256 * 1024
@@ -50,25 +42,7 @@ REPLIES_LIMIT_BYTES = 2 * TOKENS_LIMIT_BYTES
 _log = structlog.get_logger(__name__)
 
 
-@dataclass(slots=True, eq=False)
-class _Live:
-    """A request between its submit and its terminal event."""
-
-    request_id: str
-    control: Control = field(default_factory=Control)
-    transcript: Transcript | None = None  # from when its prompt is known
-    task: asyncio.Task[None] = field(init=False)  # set by the reader, at once
-    generation: Generation | None = None  # once it is submitted
-    reader: Reader | None = None  # of a stream that can be resumed
-    is_over: bool = False  # it has had its terminal event
-
-    def let_go(self, _: object) -> None:
-        """Its task has ended."""
-        if self.reader is not None:
-            self.reader.close()
-
-
-_Read: TypeAlias = Callable[[_Live], GenerationRequest | None]
+_Read: TypeAlias = Callable[[Live], GenerationRequest | None]
 
 
 class Session:
@@ -91,8 +65,7 @@ class Session:
         self._requests = requests
         self._write = write
         self._outbox = Outbox(TOKENS_LIMIT_BYTES)
-        self._live: dict[str, _Live] = {}
-        self._ended: dict[str, None] = {}  # names, the latest last
+        self._live = LiveRequests()
         self._num_unhandled = 0  # messages that the engine may not have handled
         self._transcripts = Transcripts(budget=budget)
         self._reader: asyncio.Task[None] | None = None
@@ -134,7 +107,7 @@ class Session:
             if self._num_unhandled >= MAX_UNHANDLED:
                 await self._generator.caught_up()
                 self._num_unhandled = 0
-        for live in self._live.values():  # else they would wait for credit that cannot come
+        for live in self._live:  # else they would wait for credit that cannot come
             # To streams that can be resumed another Session may grant it. A client that is gone
             # looks at first like one that has half-closed, and may be about to open one.
             if live.reader is None:
@@ -164,7 +137,7 @@ class Session:
         self._open(append.request_id, lambda _: self._appended(append), tasks)
 
     def _open(self, request_id: str, read: _Read, tasks: asyncio.TaskGroup) -> None:
-        if error := self._why_unusable(request_id):
+        if error := self._live.why_unusable(request_id):
             # Under the id of a live request this would read as that request's end.
             self._refuse("", error)
         elif error := self._why_refused():
@@ -173,25 +146,25 @@ class Session:
             self._begin(request_id, read, tasks)
 
     def _begin(self, request_id: str, read: _Read, tasks: asyncio.TaskGroup) -> None:
-        live = _Live(request_id)
+        live = Live(request_id)
         try:
             request = read(live)
         except RequestError as error:
             self._refuse(request_id, error)
         else:
-            self._ended.pop(request_id, None)
-            self._live[request_id] = live
+            self._live.add(live)
             live.task = tasks.create_task(self._serve(live, request))
             if live.reader is not None:
                 # Not in the task, which may be cancelled before it has begun
                 live.task.add_done_callback(live.let_go)
 
-    def _submitted(self, submit: pb.Submit, live: _Live) -> GenerationRequest | None:
+    def _submitted(self, submit: pb.Submit, live: Live) -> GenerationRequest | None:
         """What a client wants generated; None: it is read from a stream that can be resumed."""
         if not is_resumable(submit):
-            return _request(submit)
-        deadline_s = _deadline_s(submit)
-        live.reader = open_submitted(self._generator, submit, partial(_request, submit), deadline_s)
+            return to_submitted(submit)
+        deadline_s = to_deadline_s(submit)
+        parse = partial(to_submitted, submit)
+        live.reader = open_submitted(self._generator, submit, parse, deadline_s)
         live.control = live.reader.stream.flow
         return None
 
@@ -202,10 +175,10 @@ class Session:
             InvalidRequest: the request still runs, or had no such choice.
             UnknownRequest: nothing is kept of it.
         """
-        if append.after in self._live:
+        if self._live.get(append.after):
             raise InvalidRequest(f"request {append.after!r} still runs", "after")
         transcript = self._transcripts.find(append.after, append.choice)
-        request = _request(append)
+        request = to_submitted(append)
         salt = transcript.cache_salt if request.cache_salt is None else request.cache_salt
         return replace(request, former=transcript.former(append.choice), cache_salt=salt)
 
@@ -215,7 +188,7 @@ class Session:
 
     def _set_deadline(self, action: pb.SetDeadline) -> None:
         try:
-            deadline_s = _deadline_s(action)
+            deadline_s = to_deadline_s(action)
         except InvalidRequest as error:
             self._refuse("", error)  # the request goes on
         else:
@@ -226,38 +199,25 @@ class Session:
         if live := self._find(action.request_id):
             live.control.grant(action.tokens)
 
-    def _find(self, request_id: str) -> _Live | None:
+    def _find(self, request_id: str) -> Live | None:
         """The request that an action is about. None: it has ended, or the client is told."""
         live = self._live.get(request_id)
         if live is not None:
             self._num_unhandled += live.control.num_rows
-        elif request_id not in self._ended:
-            self._refuse("", _unknown(request_id))
+        elif not self._live.has_ended(request_id):
+            self._refuse("", unknown(request_id))
         return live
-
-    def _why_unusable(self, request_id: str) -> RequestError | None:
-        if not request_id:
-            return InvalidRequest("request_id is required", field="request_id")
-        if len(request_id) > MAX_REQUEST_ID_CHARS:
-            message = f"request_id is longer than {MAX_REQUEST_ID_CHARS} characters"
-            return InvalidRequest(message, field="request_id")
-        if request_id in self._live:
-            message = f"request_id {request_id!r} is that of a live request on this stream"
-            return InvalidRequest(message, field="request_id")
-        return None
 
     def _why_refused(self) -> RequestError | None:
         if self._is_draining:
             return _stopping()
-        if len(self._live) >= MAX_LIVE:
-            return Overloaded(f"{MAX_LIVE} requests are live on this stream")
-        return None
+        return self._live.why_full()
 
     def _refuse(self, request_id: str, error: RequestError) -> None:
         """`request_id`: of the request that ends with this; empty where it is that of none."""
         if request_id:
             self._transcripts.failed(request_id)
-            self._remember(request_id)
+            self._live.remember(request_id)
         self._outbox.put([wire_format.event(status.failed(request_id, error))])
 
     def _cancel(self, action: pb.Cancel) -> None:
@@ -271,7 +231,7 @@ class Session:
             live.task.cancel()
             self._outbox.put([wire_format.event(status.cancelled(live.request_id))])
 
-    async def _serve(self, live: _Live, request: GenerationRequest | None) -> None:
+    async def _serve(self, live: Live, request: GenerationRequest | None) -> None:
         """Run one request to its terminal event. Raises nothing but CancelledError."""
         try:
             async with aclosing(await self._events(live, request)) as batches:
@@ -288,7 +248,7 @@ class Session:
             self._forget(live)
 
     async def _events(
-        self, live: _Live, request: GenerationRequest | None
+        self, live: Live, request: GenerationRequest | None
     ) -> AsyncGenerator[list[bytes], None]:
         """The request's events, encoded. Raises a RequestError if it is refused."""
         if request is None:
@@ -304,12 +264,12 @@ class Session:
             transcript=live.transcript,
         )
 
-    async def _fail(self, live: _Live, error: RequestError) -> None:
+    async def _fail(self, live: Live, error: RequestError) -> None:
         await self._put(live, [wire_format.event(status.failed(live.request_id, error))])
         self._transcripts.failed(live.request_id)
         self._forget(live)
 
-    async def _put(self, live: _Live, events: Iterable[bytes]) -> None:
+    async def _put(self, live: Live, events: Iterable[bytes]) -> None:
         await self._outbox.room(None if live.reader is None else RESUMABLE_LIMIT_BYTES)
         if live.is_over:
             # The request has had its terminal event, but something it awaited lost the
@@ -317,48 +277,13 @@ class Session:
             raise asyncio.CancelledError
         self._outbox.put(events)
 
-    def _forget(self, live: _Live) -> None:
-        live.is_over = True
-        del self._live[live.request_id]
-        self._remember(live.request_id)
+    def _forget(self, live: Live) -> None:
+        self._live.remove(live)
         self._stop_reading_when_drained()
-
-    def _remember(self, request_id: str) -> None:
-        """That a request of this name has ended."""
-        self._ended.pop(request_id, None)
-        self._ended[request_id] = None
-        if len(self._ended) > MAX_ENDED:
-            del self._ended[next(iter(self._ended))]
 
     def _stop_reading_when_drained(self) -> None:
         if self._is_draining and not self._live and self._reader is not None:
             self._reader.cancel()
-
-
-def _request(submit: pb.Submit | pb.Append) -> GenerationRequest:
-    """What a client wants generated. Raises InvalidRequest where this cannot even be read."""
-    return replace(
-        to_request(submit.input),
-        deadline_s=_deadline_s(submit),
-        credit=submit.credit if submit.HasField("credit") else None,
-    )
-
-
-def _deadline_s(action: pb.Submit | pb.Append | pb.SetDeadline) -> float | None:
-    """On the monotonic clock; None where no timeout is set."""
-    if not action.HasField("timeout"):
-        return None
-    timeout_s = action.timeout.seconds + action.timeout.nanos * 1e-9
-    if timeout_s < 0:
-        raise InvalidRequest(f"timeout is {timeout_s:g} s; it must not be negative", "timeout")
-    return time.monotonic() + timeout_s
-
-
-def _unknown(request_id: str) -> RequestError:
-    told = request_id[:MAX_REQUEST_ID_CHARS]
-    error = UnknownRequest(f"no request of this stream is called {told!r}")
-    error.field = "request_id"
-    return error
 
 
 def _stopping() -> RequestError:

@@ -18,9 +18,8 @@ from cadenza.service.errors import EngineUnavailable, GenerationFailed, InvalidR
 from cadenza.service.events import Delta
 from cadenza.service.rpc import session as session_module
 from cadenza.service.rpc import wire_format
+from cadenza.service.rpc.live import MAX_ENDED, MAX_LIVE
 from cadenza.service.rpc.session import (
-    MAX_ENDED,
-    MAX_LIVE,
     MAX_UNHANDLED,
     REPLIES_LIMIT_BYTES,
     TOKENS_LIMIT_BYTES,
