@@ -98,11 +98,13 @@ class Rows:
     def _hand_out_tokens(self, news: News) -> None:
         rows, logprobs, now_s = self._rows, news.logprobs, time.monotonic()
         columns = zip(news.requests, news.tokens, news.finished, strict=True)
-        for index, (request, token, finished) in enumerate(columns):
+        for request, token, finished in columns:
             row = rows.pop(request, None) if finished else rows.get(request)
             if row is not None:
                 try:  # as `_tell`, but this is done for every token
-                    row.on_token(token, finished, logprobs.get(index) if logprobs else None, now_s)
+                    row.on_token(
+                        token, finished, logprobs.get(request) if logprobs else None, now_s
+                    )
                 except Exception:
                     self._drop(request, row)
 

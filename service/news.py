@@ -19,7 +19,7 @@ class News(NamedTuple):
     requests: Sequence[int]
     tokens: Sequence[int]
     finished: Sequence[int]  # `wire.messages.Finished`
-    logprobs: Mapping[int, RowLogprobs]  # by index into these
+    logprobs: Mapping[int, RowLogprobs]  # by request
 
 
 def read_news(step: Step) -> News:
@@ -39,9 +39,9 @@ def read_news(step: Step) -> News:
             requests,
             tokens,
             step.finished,
-            _logprobs(step) if step.logprobs else {},
+            _logprobs(step, requests) if step.logprobs else {},
         )
-    except ValueError as error:
+    except (ValueError, IndexError) as error:
         raise FrameError(f"a step does not fit together: {error}") from error
 
 
@@ -50,8 +50,8 @@ def _admitted(step: Step) -> list[tuple[int, int]]:
     return list(zip(requests, arrays.read_ids(step.admitted_cached), strict=True))
 
 
-def _logprobs(step: Step) -> dict[int, RowLogprobs]:
+def _logprobs(step: Step, requests: Sequence[int]) -> dict[int, RowLogprobs]:
     for entry in step.logprobs:
         if arrays.view_ids(entry.top_ids).size != arrays.view_floats(entry.top_logprobs).size:
             raise ValueError("log-probabilities without their tokens")
-    return {entry.row: entry for entry in step.logprobs}
+    return {requests[entry.row]: entry for entry in step.logprobs}

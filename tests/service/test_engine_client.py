@@ -86,6 +86,7 @@ ONE = (1).to_bytes(8, "little")
         {"admitted": ONE * 2},
         {"preempted": b"x"},
         {"logprobs": (RowLogprobs(0, -1.0, pack_ids([5])),)},
+        {"logprobs": (RowLogprobs(0, -1.0),)},
     ],
 )
 def test_arrays_that_do_not_fit_together_end_the_connection(run, open_front, arrays):
