@@ -83,7 +83,8 @@ struct Passes {
                   Kept& kept);
   // Weighs what is kept already, and returns the sum.
   double (*weigh_kept)(Kept& kept);
-  // Keeps the tokens with scaled logit > above, and moves those up to it but >= from to `tokens`. Returns how many these are.
+  // Keeps the tokens with scaled logit > above, and moves those up to it but >= from to `tokens`.
+  // Returns how many these are.
   int64_t (*divide)(Kept& kept, float above, float from, Token* tokens);
   // Writes the first `size` tokens' noise. For tests: nothing else wants that of every token.
   void (*noise)(const Stream& stream, int64_t size, float* noise);

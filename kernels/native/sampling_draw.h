@@ -38,10 +38,10 @@ TARGET inline void words_from(const Stream& stream, int64_t token, Ints (&words)
                add_longs(load_longs(kOddCalls), call), words);
 }
 
-// What a token needs for a score above the contest's floor. With e = -log(1 - u), noise is -log(e)
-// and u < e, so that log2(u) < log2(e) < (scaled - floor) * log2(e). For log2 of a word its bits as a
-// float serve, which are never more. Logits are scaled by a product: the contest's slack is wider
-// than what that rounds.
+// What a token needs for a score above the contest's floor. With x = -log(1 - u), noise is -log(x)
+// and u < x, so that u < exp(scaled - floor). This is compared by logarithms to base 2, for which the
+// bits of a word as a float serve: they are never more. Logits are scaled by a product, and may be:
+// the contest's slack is wider than all that is rounded.
 struct Bound {
   Floats largest, scale, offset;
 

@@ -29,7 +29,6 @@ VOCAB = 49_152
 SIZES = (1, 2, 7, 16, 17, 255, 256, 257, 1000, 4100, VOCAB)
 
 needs_library = pytest.mark.skipif(not native.levels(), reason="there was no compiler")
-pytestmark = pytest.mark.filterwarnings("error")
 
 Sample = Callable[[Tensor, SettingsArray], np.ndarray]
 
