@@ -214,7 +214,7 @@ def _interleaved(gate: Tensor, up: Tensor) -> Tensor:
     """Return 16 rows of gate, the 16 of up that they gate, and so on; zeros at the end."""
     missing = _padded(len(gate)) - len(gate)
     gate, up = (torch.nn.functional.pad(part, (0, 0, 0, missing)) for part in (gate, up))
-    pairs = torch.stack((gate.unflatten(0, (-1, _GATES)), up.unflatten(0, (-1, _GATES))), dim=1)
+    pairs = torch.stack([part.view(-1, _GATES, part.shape[1]) for part in (gate, up)], dim=1)
     return pairs.flatten(0, 2)
 
 
