@@ -16,7 +16,7 @@ namespace cadenza {
 namespace {
 
 constexpr int64_t kMostPositions = 32;  // of a piece
-constexpr int64_t kMostQueries = 96;    // of a piece: positions times the heads of one KV head
+constexpr int64_t kMostQueries = 96;    // of a part
 constexpr int64_t kMostDepth = kMostHeadDim * sizeof(float);  // bytes
 
 // Successive new tokens of one row.
@@ -27,7 +27,13 @@ struct Piece {
   int64_t count;
 };
 
-// What one thread works with.
+// What is computed together: the queries of a piece that some KV heads serve.
+struct Part {
+  int64_t piece;
+  int64_t first_head, num_heads;  // KV heads
+};
+
+// What one thread works with. Queries are in the order of their KV heads, positions and heads.
 struct Scratch {
   alignas(64) char queries[kMostQueries * kMostDepth];
   alignas(64) char keys[kKeyTile * kMostDepth];
@@ -38,131 +44,182 @@ struct Scratch {
   float most[kMostQueries], total[kMostQueries];
 };
 
-// All queries of a piece that share one KV head.
 template <class Value>
 class Task {
  public:
-  Task(const Attention& attention, const Piece& piece, int64_t kv_head, Scratch& scratch)
-      : a_(attention), piece_(piece), kv_head_(kv_head), s_(scratch),
-        group_(a_.heads / a_.kv_heads), depth_(padded_depth(a_.head_dim, a_.dtype)) {}
+  Task(const Attention& attention, const Piece& piece, const Part& part, Scratch& scratch)
+      : a_(attention), piece_(piece), part_(part), s_(scratch), group_(a_.heads / a_.kv_heads),
+        depth_(padded_depth(a_.head_dim, a_.dtype)) {}
 
   void run() {
-    take_queries();
+    for (int64_t head = 0; head < part_.num_heads; ++head) take_queries(head);
     const int64_t keys = piece_.position + piece_.count;
     for (int64_t first = 0; first < keys; first += kKeyTile) {
-      take_tile(first, std::min(kKeyTile, keys - first));
-      attend(first);
+      const int64_t next = first + kKeyTile;
+      for (int64_t head = 0; head < part_.num_heads; ++head) {
+        take_tile(head, first, std::min(kKeyTile, keys - first));
+        if (next < keys) fetch_tile(head, next, std::min(kKeyTile, keys - next));
+        attend(head, first);
+      }
     }
-    give_results();
+    for (int64_t head = 0; head < part_.num_heads; ++head) give_results(head);
   }
 
  private:
+  // Queries of one KV head; those of the part's first head come first.
   int64_t queries() const { return piece_.count * group_; }
 
-  void take_queries() {
+  // Where a query's head stands among those of its token.
+  int64_t query_head(int64_t head, int64_t i) const {
+    return (part_.first_head + head) * group_ + i % group_;
+  }
+
+  void take_queries(int64_t head) {
     const int64_t bytes = a_.head_dim * sizeof(Value), stride = depth_ * sizeof(Value);
     for (int64_t i = 0; i < queries(); ++i) {
-      const int64_t head = (piece_.token + i / group_) * a_.heads + kv_head_ * group_ + i % group_;
-      std::memcpy(s_.queries + i * stride, a_.queries + head * bytes, bytes);
-      std::memset(s_.queries + i * stride + bytes, 0, stride - bytes);
-      s_.most[i] = -std::numeric_limits<float>::infinity();
-      s_.total[i] = 0.0f;
+      const int64_t at = head * queries() + i;
+      const int64_t from = (piece_.token + i / group_) * a_.heads + query_head(head, i);
+      std::memcpy(s_.queries + at * stride, a_.queries + from * bytes, bytes);
+      std::memset(s_.queries + at * stride + bytes, 0, stride - bytes);
+      std::memset(s_.attended + at * a_.head_dim, 0, a_.head_dim * sizeof(float));
+      s_.most[at] = -std::numeric_limits<float>::infinity();
+      s_.total[at] = 0.0f;
     }
-    std::memset(s_.attended, 0, queries() * a_.head_dim * sizeof(float));
+  }
+
+  // Calls with(i, key, value) for `count` tokens from `first` on.
+  template <class With>
+  void each_token(int64_t head, int64_t first, int64_t count, const With& with) const {
+    const int64_t bytes = a_.head_dim * sizeof(Value), token_bytes = a_.kv_heads * bytes;
+    const int64_t size = a_.cache.block_size;
+    const int32_t* block = a_.tables + piece_.row * a_.table_width + first / size;
+    for (int64_t i = 0, offset = first % size; i < count; offset = 0, ++block) {
+      const char* key = a_.cache.token(*block, offset, 0, token_bytes) +
+                        (part_.first_head + head) * bytes;
+      const char* value = key + size * token_bytes;
+      for (; offset < size && i < count; ++offset, ++i) {
+        with(i, key, value);
+        key += token_bytes;
+        value += token_bytes;
+      }
+    }
   }
 
   // Packs the keys and values from `first` on; those past `count` are zeros, whatever lies there.
-  void take_tile(int64_t first, int64_t count) {
+  void take_tile(int64_t head, int64_t first, int64_t count) {
     alignas(64) static constexpr char nothing[kMostDepth] = {};
     const char *keys[kKeyTile], *values[kKeyTile];
-    const int32_t* table = a_.tables + piece_.row * a_.table_width;
-    const int64_t bytes = a_.head_dim * sizeof(Value), token_bytes = a_.kv_heads * bytes;
-    for (int64_t key = 0; key < count; ++key) {
-      const int64_t block = table[(first + key) / a_.cache.block_size];
-      const int64_t offset = (first + key) % a_.cache.block_size;
-      keys[key] = a_.cache.token(block, offset, 0, token_bytes) + kv_head_ * bytes;
-      values[key] = a_.cache.token(block, offset, 1, token_bytes) + kv_head_ * bytes;
-    }
+    each_token(head, first, count, [&](int64_t i, const char* key, const char* value) {
+      keys[i] = key;
+      values[i] = value;
+    });
     for (int64_t key = count; key < kKeyTile; ++key) keys[key] = values[key] = nothing;
     a_.level->elementwise.pack_tile({keys, values, a_.head_dim, s_.keys, s_.values}, a_.dtype);
   }
 
-  void attend(int64_t first) {
-    // positions before the tile see none of it
-    const int64_t skipped = std::max<int64_t>(first - piece_.position, 0) * group_;
-    const int64_t count = queries() - skipped;
-    const Kernel* kernel = &a_.level->kernels[a_.dtype];
-    const int64_t x_stride = depth_ * sizeof(Value), weights_stride = kKeyTile * sizeof(Value);
-    const int64_t sums_stride = a_.head_dim * sizeof(float);
-    float* scores = s_.scores + skipped * kKeyTile;
-    char* weights = s_.weights + skipped * weights_stride;
-    const Product scored{kernel, a_.dtype, s_.queries + skipped * x_stride, x_stride, count,
-                         {s_.keys, kKeyTile, a_.head_dim}, Finish::kFloat32,
-                         reinterpret_cast<char*>(scores), kKeyTile * sizeof(float)};
-    scored.compute(0, count, 0, kKeyTile);
-    for (int64_t i = skipped; i < queries(); ++i) {
-      const int64_t seen = piece_.position + i / group_ + 1 - first;
-      a_.level->elementwise.softmax(
-          {s_.scores + i * kKeyTile, std::min(seen, kKeyTile), a_.scale,
-           s_.weights + i * weights_stride, &s_.most[i], &s_.total[i],
-           s_.attended + i * a_.head_dim, a_.head_dim},
-          a_.dtype);
-    }
-    const Product weighted{kernel, a_.dtype, weights, weights_stride, count,
-                           {s_.values, a_.head_dim, kKeyTile}, Finish::kAdd,
-                           reinterpret_cast<char*>(s_.attended + skipped * a_.head_dim), sums_stride};
-    weighted.compute(0, count, 0, a_.head_dim);
+  // Blocks lie anywhere: while a tile is computed, the next one comes.
+  void fetch_tile(int64_t head, int64_t first, int64_t count) const {
+    const int64_t bytes = a_.head_dim * sizeof(Value);
+    each_token(head, first, count, [&](int64_t, const char* key, const char* value) {
+      for (int64_t line = 0; line < bytes; line += 64) {
+        __builtin_prefetch(key + line, 0, 3);
+        __builtin_prefetch(value + line, 0, 3);
+      }
+    });
   }
 
-  void give_results() const {
-    const int64_t bytes = a_.head_dim * sizeof(Value);
+  void attend(int64_t head, int64_t first) {
+    // positions before the tile see none of it
+    const int64_t skipped = std::max<int64_t>(first - piece_.position, 0) * group_;
+    const int64_t count = queries() - skipped, from = head * queries() + skipped;
+    const Kernel* kernel = &a_.level->kernels[a_.dtype];
+    const int64_t x_stride = depth_ * sizeof(Value), weights_stride = kKeyTile * sizeof(Value);
+    float* scores = s_.scores + from * kKeyTile;
+    char* weights = s_.weights + from * weights_stride;
+    float* attended = s_.attended + from * a_.head_dim;
+    Product{kernel, a_.dtype, s_.queries + from * x_stride, x_stride, count,
+            {s_.keys, kKeyTile, a_.head_dim}, Finish::kFloat32, reinterpret_cast<char*>(scores),
+            kKeyTile * sizeof(float)}
+        .compute(0, count, 0, kKeyTile);
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t seen = piece_.position + (skipped + i) / group_ + 1 - first;
+      a_.level->elementwise.softmax(
+          {scores + i * kKeyTile, std::min(seen, kKeyTile), a_.scale, weights + i * weights_stride,
+           &s_.most[from + i], &s_.total[from + i], attended + i * a_.head_dim, a_.head_dim},
+          a_.dtype);
+    }
+    Product{kernel, a_.dtype, weights, weights_stride, count, {s_.values, a_.head_dim, kKeyTile},
+            Finish::kAdd, reinterpret_cast<char*>(attended),
+            a_.head_dim * static_cast<int64_t>(sizeof(float))}
+        .compute(0, count, 0, a_.head_dim);
+  }
+
+  void give_results(int64_t head) const {
     for (int64_t i = 0; i < queries(); ++i) {
+      const int64_t at = head * queries() + i;
       char* token = a_.attended + (piece_.token + i / group_) * a_.attended_stride;
-      a_.level->elementwise.convert(s_.attended + i * a_.head_dim, a_.head_dim, 1.0f / s_.total[i],
-                                    a_.dtype, token + (kv_head_ * group_ + i % group_) * bytes);
+      a_.level->elementwise.convert(
+          s_.attended + at * a_.head_dim, a_.head_dim, 1.0f / s_.total[at], a_.dtype,
+          token + query_head(head, i) * a_.head_dim * static_cast<int64_t>(sizeof(Value)));
     }
   }
 
   const Attention& a_;
   const Piece& piece_;
-  const int64_t kv_head_;
+  const Part& part_;
   Scratch& s_;
   const int64_t group_;
   const int64_t depth_;  // of a query, padded
 };
 
 struct Tasks {
-  const Attention* attention;
+  const Attention& attention;
   std::vector<Piece> pieces;
+  std::vector<Part> parts;
 
-  explicit Tasks(const Attention& a) : attention(&a) {
-    const int64_t most = std::min(kMostPositions, kMostQueries / (a.heads / a.kv_heads));
-    int64_t token = 0;
-    for (int64_t row = 0; row < a.rows; ++row) {
-      for (int64_t start = 0; start < a.num_new[row]; start += most)
-        pieces.push_back({row, token + start, a.num_context[row] + start,
-                          std::min<int64_t>(most, a.num_new[row] - start)});
-      token += a.num_new[row];
+  Tasks(const Attention& a, int32_t threads) : attention(a) {
+    cut_rows();
+    // Heads of a token are neighbours in the cache. They are read together where their queries are
+    // few, and there is work for everybody all the same.
+    const bool together = static_cast<int64_t>(pieces.size()) >= 4 * threads;
+    for (int64_t i = 0; i < static_cast<int64_t>(pieces.size()); ++i) {
+      const bool few = pieces[i].count * a.heads <= kMostQueries;
+      const int64_t heads = together && few ? a.kv_heads : 1;
+      for (int64_t head = 0; head < a.kv_heads; head += heads) parts.push_back({i, head, heads});
     }
   }
 
   void run(int64_t task) const {
     Scratch scratch;
-    const Piece& piece = pieces[task / attention->kv_heads];
-    const int64_t kv_head = task % attention->kv_heads;
-    if (attention->dtype == kBfloat16)
-      Task<uint16_t>(*attention, piece, kv_head, scratch).run();
+    const Part& part = parts[task];
+    const Piece& piece = pieces[part.piece];
+    if (attention.dtype == kBfloat16)
+      Task<uint16_t>(attention, piece, part, scratch).run();
     else
-      Task<float>(*attention, piece, kv_head, scratch).run();
+      Task<float>(attention, piece, part, scratch).run();
+  }
+
+ private:
+  void cut_rows() {
+    const int64_t group = attention.heads / attention.kv_heads;
+    const int64_t most = std::min(kMostPositions, kMostQueries / group);
+    int64_t token = 0;
+    for (int64_t row = 0; row < attention.rows; ++row) {
+      const int64_t count = attention.num_new[row];
+      for (int64_t start = 0; start < count; start += most)
+        pieces.push_back({row, token + start, attention.num_context[row] + start,
+                          std::min(most, count - start)});
+      token += count;
+    }
   }
 };
 
 }  // namespace
 
 void Attention::run(int32_t threads) const {
-  const Tasks tasks(*this);
+  const Tasks tasks(*this, threads);
   run_tasks(
-      threads, static_cast<int64_t>(tasks.pieces.size()) * kv_heads,
+      threads, static_cast<int64_t>(tasks.parts.size()),
       [](void* context, int64_t task) { static_cast<const Tasks*>(context)->run(task); },
       const_cast<Tasks*>(&tasks));
 }

@@ -175,39 +175,39 @@ TARGET inline void pack_keys(const char* const* keys, int64_t words, int64_t pad
   }
 }
 
-TARGET inline void pack_values(const float* value, int64_t key, int64_t dims, float* packed) {
-  for (int64_t panel = 0; panel < dims; panel += kPanel) {
-    float* to = packed + panel * kKeyTile + key * kPanel;
-    const int64_t count = dims - panel < kPanel ? dims - panel : kPanel;
-    for (int64_t i = 0; i < count; ++i) to[i] = value[panel + i];
-    for (int64_t i = count; i < kPanel; ++i) to[i] = 0.0f;
-  }
+TARGET inline void pack_values(const float* value, int64_t count, float* to) {
+  for (int64_t i = 0; i < count; ++i) to[i] = value[i];
+  for (int64_t i = count; i < kPanel; ++i) to[i] = 0.0f;
 }
 
 // Two keys' values side by side.
-TARGET inline void pack_values(const uint16_t* first, const uint16_t* second, int64_t key,
-                               int64_t dims, uint32_t* packed) {
-  for (int64_t panel = 0; panel < dims; panel += kPanel) {
-    uint32_t* to = packed + (panel * kKeyTile + key * kPanel) / 2;
-    const int64_t count = dims - panel < kPanel ? dims - panel : kPanel;
-    for (int64_t i = 0; i < count; ++i)
-      to[i] = first[panel + i] | static_cast<uint32_t>(second[panel + i]) << 16;
-    for (int64_t i = count; i < kPanel; ++i) to[i] = 0;
-  }
+TARGET inline void pack_values(const uint16_t* __restrict first, const uint16_t* __restrict second,
+                               int64_t count, uint32_t* __restrict to) {
+  for (int64_t i = 0; i < count; ++i) to[i] = first[i] | static_cast<uint32_t>(second[i]) << 16;
+  for (int64_t i = count; i < kPanel; ++i) to[i] = 0;
 }
 
 TARGET inline void pack_tile(const KeyTile& t, int32_t dtype) {
   const int64_t size = dtype == kBfloat16 ? 2 : 4;
   pack_keys(t.keys, t.dims * size / 4, padded_depth(t.dims, dtype) * size / 4, t.packed_keys);
-  if (dtype == kBfloat16) {
-    for (int64_t key = 0; key < kKeyTile; key += 2)
-      pack_values(reinterpret_cast<const uint16_t*>(t.values[key]),
-                  reinterpret_cast<const uint16_t*>(t.values[key + 1]), key, t.dims,
-                  reinterpret_cast<uint32_t*>(t.packed_values));
-  } else {
-    for (int64_t key = 0; key < kKeyTile; ++key)
-      pack_values(reinterpret_cast<const float*>(t.values[key]), key, t.dims,
-                  reinterpret_cast<float*>(t.packed_values));
+  for (int64_t panel = 0; panel < t.dims; panel += kPanel) {
+    const int64_t left = t.dims - panel, from = panel * size;
+    char* to = t.packed_values + panel * kKeyTile * size;
+    for (int64_t key = 0; key < kKeyTile; key += 4 / size) {
+      const char* const* values = t.values + key;
+      if (dtype == kFloat32)
+        pack_values(reinterpret_cast<const float*>(values[0] + from), left < kPanel ? left : kPanel,
+                    reinterpret_cast<float*>(to));
+      else if (left >= kPanel)  // most often: a constant makes a loop without a remainder
+        pack_values(reinterpret_cast<const uint16_t*>(values[0] + from),
+                    reinterpret_cast<const uint16_t*>(values[1] + from), kPanel,
+                    reinterpret_cast<uint32_t*>(to));
+      else
+        pack_values(reinterpret_cast<const uint16_t*>(values[0] + from),
+                    reinterpret_cast<const uint16_t*>(values[1] + from), left,
+                    reinterpret_cast<uint32_t*>(to));
+      to += 4 * kPanel;
+    }
   }
 }
 
