@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from cadenza.scheduler.columns import where
-from cadenza.scheduler.plan import Int32Array, Int64Array, Seated, StepPlan
+from cadenza.scheduler.plan import Int64Array, Seated, StepPlan
 from cadenza.scheduler.planning import Counts, PlanBuilder
 from cadenza.scheduler.table import RequestTable, Rows
 
@@ -14,38 +14,41 @@ def assemble(table: RequestTable, plan: PlanBuilder, rows: Rows, counts: Counts)
     """The plan in which each of `rows` computes the next `counts` of its tokens."""
     seats, context = table.seat[rows], table.computed_tokens[rows]
     complete = context + counts == table.num_tokens[rows]
-    samples, sample_requests, sample_seats = _samples(table, rows, complete)
+    requests = table.request[rows]
+    samples = where(complete)
+    sample_requests, sample_seats = requests[samples], seats[samples]
+    if table.num_several and (table.choices[rows[samples]] > 1).any():
+        samples, sample_requests, sample_seats = _of_each_choice(table, rows, samples)
     return StepPlan(
         step_id=plan.step_id,
         block_size=table.block_size,
-        requests=table.request[rows],
+        requests=requests,
         seats=seats.astype(np.int32),
         num_context=context.astype(np.int32),
         num_new=counts.astype(np.int32),
         num_tokens=int(counts.sum()),
         histories=table.history,
         tables=table.block_table,
-        samples=samples,
+        samples=samples.astype(np.int32),
         sample_requests=sample_requests,
-        sample_seats=sample_seats,
+        sample_seats=sample_seats.astype(np.int32),
         seated=_seated(table, plan.seated) if plan.seated else (),
         copies=plan.copies.freeze(),
     )
 
 
-def _samples(
-    table: RequestTable, rows: Rows, complete: np.ndarray
-) -> tuple[Int32Array, Int64Array, Int32Array]:
-    """Who draws a token: each choice of each row whose known tokens are all computed after this."""
-    samples = where(complete)
+def _of_each_choice(
+    table: RequestTable, rows: Rows, samples: Rows
+) -> tuple[Rows, Int64Array, Int64Array]:
+    """Each choice of each row whose known tokens are all computed after this draws a token.
+
+    samples: index of each of these rows. Returns one element a choice: that, request and seat.
+    """
     sampled = rows[samples]
-    requests, seats = table.request[sampled], table.seat[sampled]
-    if table.num_several and (table.choices[sampled] > 1).any():
-        cold = [table.cold(row) for row in sampled.tolist()]
-        requests = np.array([choice for each in cold for choice in each.choices])
-        seats = np.array([seat for each in cold for seat in each.seats])
-        samples = samples.repeat(table.choices[sampled])
-    return samples.astype(np.int32), requests, seats.astype(np.int32)
+    cold = [table.cold(row) for row in sampled.tolist()]
+    requests = np.array([choice for each in cold for choice in each.choices], dtype=np.int64)
+    seats = np.array([seat for each in cold for seat in each.seats], dtype=np.int64)
+    return samples.repeat(table.choices[sampled]), requests, seats
 
 
 def _seated(table: RequestTable, rows: list[int]) -> tuple[Seated, ...]:

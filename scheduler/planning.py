@@ -118,13 +118,13 @@ class PlanBuilder:
     def num_with_room(self, remaining: Sequence[int]) -> int:
         """How many of these `has_room_for` lets in, one after another, beside others."""
         size, unpromised, to_long = self._block_size, self._unpromised, self._promised_to_long
-        for num, count in enumerate(remaining):
-            count = min(count, self._chunk)
-            unpromised -= min(count, size)
+        most_to_long = self.tokens_left // 2
+        for num, count in enumerate(self._in_chunks(remaining)):
+            unpromised -= count if count < size else size
             if unpromised < 0:
                 return num
             if count > size:
-                if to_long and to_long + size > self.tokens_left // 2:
+                if to_long and to_long + size > most_to_long:
                     return num
                 to_long += size
         return len(remaining)
@@ -147,8 +147,10 @@ class PlanBuilder:
         self, rows: list[int], requests: list[int], cached: list[int], remaining: list[int]
     ) -> None:
         """Place rows of one choice each that have just got their seats."""
-        for row, count in zip(rows, remaining, strict=True):
-            self._place(row, count)
+        counts, size = self._in_chunks(remaining), self._block_size
+        self._wanted.update(zip(rows, counts, strict=True))
+        self._unpromised -= sum([count if count < size else size for count in counts])
+        self._promised_to_long += size * sum([count > size for count in counts])
         self.seated += rows
         self.admitted += requests
         self.cached += cached
@@ -161,6 +163,11 @@ class PlanBuilder:
             self._unpromised += len(self.decodes)
             self.decodes = self.decodes[self.decodes != row]
             self._unpromised -= len(self.decodes)
+
+    def _in_chunks(self, remaining: Sequence[int]) -> list[int]:
+        """What each may compute in this step, at most."""
+        chunk = self._chunk
+        return [count if count < chunk else chunk for count in remaining]
 
     def _place(self, row: int, remaining: int) -> None:
         self._wanted[row] = remaining = min(remaining, self._chunk)

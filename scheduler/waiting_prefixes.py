@@ -50,9 +50,10 @@ class WaitingPrefixes:
 
     def remove(self, rows: Rows) -> None:
         """Follow these rows no longer, as far as they were followed."""
+        known = self._found
         for row in rows.tolist():
-            found = self._found.pop(row, None)
-            if found is not None:
+            if row in known:
+                found = known.pop(row)
                 self._forget_end(row, found)
                 if len(found):
                     self._passing[found] -= 1
