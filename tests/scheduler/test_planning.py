@@ -1,5 +1,7 @@
 """How prefilling rows share a step's token budget."""
 
+import random
+
 import numpy as np
 import pytest
 
@@ -180,3 +182,40 @@ def test_the_first_to_enter_has_room_in_the_smallest_budget():
     assert plan.is_full
     assert not plan.has_room_for(1)
     assert plan.rows_and_counts()[1].tolist() == [1]
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_as_many_are_placed_at_once_as_one_after_another(seed: int):
+    chance = random.Random(seed)
+    budget, size = chance.randint(8, 80), chance.choice([1, 4, 16])
+    remaining = [chance.choice([1, 3, size, chance.randint(1, 60)]) for _ in range(12)]
+    running = rows_of(*range(20, 20 + chance.randint(1, 8))), rows_of(50), np.array([9])
+    at_once, singly = (
+        PlanBuilder(step_id=1, now_s=0.0, token_budget=budget, block_size=size, prefill_chunk=chunk)
+        for chunk in [chance.choice([None, 2, 20])] * 2
+    )
+    for plan in (at_once, singly):
+        plan.place_running(*running)
+
+    num = at_once.num_with_room(remaining)
+    rows = list(range(num))
+    at_once.place_all_admitted(rows, [10 + row for row in rows], [5] * num, remaining[:num])
+    placed = 0
+    for row, count in enumerate(remaining):
+        if singly.is_full or not singly.has_room_for(count):
+            break
+        singly.place_admitted(row, (10 + row,), 5, count)
+        placed += 1
+
+    assert num == placed
+    assert at_once.is_full == singly.is_full
+    assert [at_once.has_room_for(each) for each in remaining] == [
+        singly.has_room_for(each) for each in remaining
+    ]
+    for one, other in zip(at_once.rows_and_counts(), singly.rows_and_counts(), strict=True):
+        assert one.tolist() == other.tolist()
+    assert (at_once.seated, at_once.admitted, at_once.cached) == (
+        singly.seated,
+        singly.admitted,
+        singly.cached,
+    )
