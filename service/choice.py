@@ -17,15 +17,14 @@ from cadenza.service.events import (
     PositionLogprobs,
     Preempted,
     Resumed,
-    TokenLogprob,
     Unparked,
 )
 from cadenza.service.request_timer import TokenTimes
 from cadenza.service.stop_strings import StopStrings
-from cadenza.service.token_logprobs import PromptLogprobs, token_logprob
+from cadenza.service.tap import Tap
+from cadenza.service.token_logprobs import PromptLogprobs, sampled_position
 from cadenza.service.token_texts import TokenTexts
 from cadenza.service.tokenizer import Tokenizer
-from cadenza.wire import arrays
 from cadenza.wire.messages import Finished as RowEnd
 from cadenza.wire.messages import PromptScores, RowLogprobs
 
@@ -46,16 +45,6 @@ class TextOptions:
     echoed_logprobs: int | None = None  # best tokens beside each of the prompt's; None: neither
     prompt_logprobs: int | None = None  # the same, told once for all choices
     generates: bool = True  # else the token that the engine cannot but draw is not told
-
-
-class Tap(Protocol):
-    """What may take tokens past the reader. False: one cannot be passed on at once."""
-
-    def take_plain(self, token: int) -> bool:
-        """Take a token whose text is the same anywhere, if that is so by `TokenTexts`."""
-
-    def take(self, token: int, text: str) -> bool:
-        """Take any token, with the text that it completes, perhaps none."""
 
 
 class Owner(Protocol):
@@ -282,7 +271,7 @@ class Choice:
         self._token_ids.append(token)
         self._say(text)
         if logprobs is not None:
-            self._logprobs.append(self._position(token, logprobs))
+            self._logprobs.append(sampled_position(self._tokenizer, token, logprobs))
 
     def _say(self, text: str) -> None:
         if text:
@@ -318,17 +307,3 @@ class Choice:
             stop_reason=stop_reason,
             completion_tokens=self.num_tokens,
         )
-
-    def _position(self, token: int, logprobs: RowLogprobs) -> PositionLogprobs:
-        best = zip(
-            arrays.view_ids(logprobs.top_ids).tolist(),
-            arrays.view_floats(logprobs.top_logprobs).tolist(),
-            strict=True,
-        )
-        return PositionLogprobs(
-            sampled=self._token_logprob(token, logprobs.logprob),
-            top=[self._token_logprob(candidate, logprob) for candidate, logprob in best],
-        )
-
-    def _token_logprob(self, token: int, logprob: float) -> TokenLogprob:
-        return token_logprob(self._tokenizer, token, logprob)

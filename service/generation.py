@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 
-from cadenza.service.choice import Choice, Tap, TextOptions
+from cadenza.service.choice import Choice, TextOptions
 from cadenza.service.engine_client import EngineClient
 from cadenza.service.errors import DeadlineExceeded, GenerationFailed, RequestError
 from cadenza.service.events import (
@@ -21,6 +21,7 @@ from cadenza.service.events import (
 )
 from cadenza.service.queue import Places
 from cadenza.service.request_timer import RequestTimer
+from cadenza.service.tap import Tap
 from cadenza.service.token_logprobs import PromptLogprobs
 from cadenza.service.token_texts import TokenTexts
 from cadenza.service.tokenizer import Tokenizer

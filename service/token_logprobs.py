@@ -1,4 +1,4 @@
-"""Tokens with their log-probabilities: of a prompt, made only where they are looked at."""
+"""Tokens with their log-probabilities; those of a prompt are made where they are looked at."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from cadenza.service.events import PositionLogprobs, TokenLogprob
 from cadenza.service.tokenizer import Tokenizer
 from cadenza.wire.arrays import view_floats, view_ids
-from cadenza.wire.messages import PromptScores
+from cadenza.wire.messages import PromptScores, RowLogprobs
 
 
 def token_logprob(
@@ -20,6 +20,19 @@ def token_logprob(
     utf8 = tokenizer.bytes[token]
     text = utf8.decode(errors="replace")
     return TokenLogprob(token_id=token, text=text, utf8=utf8, logprob=logprob, rank=rank)
+
+
+def sampled_position(tokenizer: Tokenizer, token: int, logprobs: RowLogprobs) -> PositionLogprobs:
+    """A sampled token and the best ones, as the engine told them."""
+    best = zip(
+        view_ids(logprobs.top_ids).tolist(),
+        view_floats(logprobs.top_logprobs).tolist(),
+        strict=True,
+    )
+    return PositionLogprobs(
+        sampled=token_logprob(tokenizer, token, logprobs.logprob),
+        top=[token_logprob(tokenizer, candidate, logprob) for candidate, logprob in best],
+    )
 
 
 class PromptLogprobs:

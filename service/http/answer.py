@@ -25,7 +25,7 @@ _HOLE = "(text)"
 
 
 class _Tap:
-    """Writes the only choice's tokens to its connection. Implements `choice.Tap`."""
+    """Writes the only choice's tokens to its connection. Implements `tap.Tap`."""
 
     __slots__ = ("_answer", "_around", "_connection", "_stream", "_texts")
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Iterator
 
-from cadenza.service.choice import Tap
 from cadenza.service.events import Admitted, Delta, Event, Finished
 from cadenza.service.generation import Generation
 from cadenza.service.rpc import codec, wire_format
 from cadenza.service.rpc.outbox import Outbox
 from cadenza.service.rpc.transcripts import Transcript
+from cadenza.service.tap import Tap
 from cadenza.service.token_texts import TokenTexts
 from cadenza.v1 import generation_pb2 as pb
 
 
 class _Tap:
-    """A choice's tokens as events, past whoever iterates. Implements `choice.Tap`."""
+    """A choice's tokens as events, past whoever iterates. Implements `tap.Tap`."""
 
     __slots__ = ("_choice", "_name", "_outbox", "_output")
 

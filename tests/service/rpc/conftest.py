@@ -13,12 +13,13 @@ import grpc
 import pytest
 import uvloop
 
-from cadenza.service.choice import Tap
 from cadenza.service.control import Control
 from cadenza.service.errors import RequestError
 from cadenza.service.events import Admitted, Delta, Event, Finished, FinishReason
 from cadenza.service.request import GenerationRequest
 from cadenza.service.rpc import GrpcServer
+from cadenza.service.tap import Tap
+from cadenza.service.token_texts import TokenTexts
 from cadenza.v1 import generation_pb2 as pb
 from cadenza.v1.generation_pb2_grpc import GenerationServiceStub
 
@@ -75,7 +76,7 @@ class FakeGeneration:
             )
         )
 
-    def tap(self, of_choice: Callable[[int], Tap]) -> None:
+    def tap(self, of_choice: Callable[[int, TokenTexts], Tap]) -> None:
         """What is fed is for whoever iterates."""
 
     async def __aiter__(self) -> AsyncIterator[list[Event]]:
