@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from cadenza.engine.models import Llama
+from cadenza.kernels.logprobs import logprobs
 from cadenza.scheduler.plan import Int32Array, PromptScores, Seated, StepPlan
 from cadenza.wire.messages import Sampling
 
@@ -80,32 +81,18 @@ class PromptScorer:
         then, but nobody else's step is lost.
         """
         logits = _without_nan(self._model.logits(hidden))
-        values = _without_nan(torch.log_softmax(logits, dim=-1))
         targets = torch.from_numpy(tokens.astype(np.int64)).to(logits.device).unsqueeze(1)
         ranks = 1 + (logits > logits.gather(1, targets)).sum(dim=1)
-        ids = _best(logits, min(top, logits.shape[1]))
-        return (
-            values.gather(1, targets).squeeze(1).cpu().numpy(),
-            ranks.cpu().numpy().astype(np.int32),
-            ids.cpu().numpy().astype(np.int32),
-            values.gather(1, ids).cpu().numpy(),
-        )
+        count = min(top, logits.shape[1])
+        values = np.full(len(tokens), -np.inf, dtype=np.float32)
+        ids = np.tile(np.arange(count, dtype=np.int32), (len(tokens), 1))
+        best = np.full((len(tokens), count), -np.inf, dtype=np.float32)
+        rows = np.flatnonzero(logits.amax(dim=1).isfinite().cpu().numpy())
+        found = logprobs(logits, rows.tolist(), tokens[rows].tolist(), [count] * len(rows))
+        for row, of_row in zip(rows, found, strict=True):
+            values[row], ids[row], best[row] = of_row
+        return values, ranks.cpu().numpy().astype(np.int32), ids, best
 
 
 def _without_nan(values: Tensor) -> Tensor:
     return values.masked_fill(values.isnan(), -torch.inf)
-
-
-def _best(logits: Tensor, count: int) -> Tensor:
-    """Return the ids of the `count` largest of each row, best first, equal ones by id."""
-    if count == 0:
-        return torch.empty((len(logits), 0), dtype=torch.int64, device=logits.device)
-    least = logits.topk(count, dim=-1).values[:, -1:]
-    rows, ids = torch.nonzero(logits >= least, as_tuple=True)
-    # By value within each row: two stable sorts, the last one deciding
-    order = logits[rows, ids].argsort(descending=True, stable=True)
-    order = order[rows[order].argsort(stable=True)]
-    rows, ids = rows[order], ids[order]
-    counts = torch.bincount(rows, minlength=len(logits))
-    firsts = counts.cumsum(0) - counts
-    return ids[firsts.unsqueeze(1) + torch.arange(count, device=logits.device)]

@@ -10,8 +10,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from cadenza.kernels.sampling import best
-
 
 class RowLogprobs(NamedTuple):
     """Of one row."""
@@ -25,19 +23,30 @@ def logprobs_reference(
     logits: Tensor, rows: Sequence[int], tokens: Sequence[int], counts: Sequence[int]
 ) -> list[RowLogprobs]:
     """Return the log-probabilities that are asked for, as `logprobs` does."""
+    if not len(rows):
+        return []
+    chosen = logits.index_select(0, torch.tensor(rows, device=logits.device))
+    values = torch.log_softmax(chosen, dim=-1)
+    targets = torch.tensor(tokens, device=logits.device).unsqueeze(1)
+    sampled = values.gather(1, targets).squeeze(1).tolist()
+    best = _best(chosen, min(max(counts), chosen.shape[1]))
+    ids, top = best.cpu().numpy().astype(np.int32), values.gather(1, best).cpu().numpy()
     return [
-        _of_row(logits[row], token, min(count, logits.shape[1]))
-        for row, token, count in zip(rows, tokens, counts, strict=True)
+        RowLogprobs(sampled[row], ids[row, :count], top[row, :count])
+        for row, count in enumerate(counts)
     ]
 
 
-def _of_row(logits: Tensor, token: int, count: int) -> RowLogprobs:
-    # as one row of a matrix: sums of a long vector would be split by the number of threads
-    values = torch.log_softmax(logits.unsqueeze(0), dim=-1).squeeze(0)
-    ids = best(logits, count) if count else torch.empty(0, dtype=torch.int64)
-    top = values.index_select(0, ids.to(values.device))
-    return RowLogprobs(
-        sampled=float(values[token]),
-        top_ids=ids.cpu().numpy().astype(np.int32),
-        top_logprobs=top.cpu().numpy(),
-    )
+def _best(logits: Tensor, count: int) -> Tensor:
+    """Return the ids of the `count` largest of each row, best first, equal ones by id."""
+    if count == 0:
+        return torch.empty((len(logits), 0), dtype=torch.int64, device=logits.device)
+    least = logits.topk(count, dim=-1).values[:, -1:]
+    rows, ids = torch.nonzero(logits >= least, as_tuple=True)
+    # By value within each row: two stable sorts, the last one deciding
+    order = logits[rows, ids].argsort(descending=True, stable=True)
+    order = order[rows[order].argsort(stable=True)]
+    rows, ids = rows[order], ids[order]
+    counts = torch.bincount(rows, minlength=len(logits))
+    firsts = counts.cumsum(0) - counts
+    return ids[firsts.unsqueeze(1) + torch.arange(count, device=logits.device)]

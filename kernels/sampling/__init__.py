@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from cadenza.kernels.sampling import native
-from cadenza.kernels.sampling.reference import best, sample_reference
+from cadenza.kernels.sampling.reference import sample_reference
 from cadenza.kernels.sampling.settings import (
     LEAST_TEMPERATURE,
     SETTINGS,
@@ -19,7 +19,6 @@ __all__ = [
     "LEAST_TEMPERATURE",
     "SETTINGS",
     "SettingsArray",
-    "best",
     "sample",
     "sample_reference",
 ]

@@ -36,7 +36,7 @@ def sample_reference(
     return tokens
 
 
-def best(values: Tensor, count: int) -> Tensor:
+def _best(values: Tensor, count: int) -> Tensor:
     """Return the ids of the `count` largest values, best first, equal ones by id."""
     least = values.topk(count).values[-1]
     candidates = torch.nonzero(values >= least).squeeze(1)
@@ -83,7 +83,7 @@ def _kept(scaled: Tensor, setting: Setting) -> Tensor | None:
     if top_p < 1.0:
         kept = _top_p(scaled, top_k, top_p)
     elif top_k < size:
-        kept = best(scaled, top_k)
+        kept = _best(scaled, top_k)
     if min_p <= 0.0:
         return kept
     # p >= min_p * largest p; the largest logit is 0
@@ -96,15 +96,15 @@ def _kept(scaled: Tensor, setting: Setting) -> Tensor | None:
 def _top_p(scaled: Tensor, top_k: int, top_p: float) -> Tensor:
     """Return the fewest best tokens of the top k whose probabilities reach `top_p`."""
     if top_k < len(scaled):
-        ids = best(scaled, top_k)
+        ids = _best(scaled, top_k)
         return _reaching(ids, _softmax(scaled.index_select(0, ids)), top_p)
     probabilities = _softmax(scaled)
     for count in _CANDIDATES:
-        ids = best(scaled, min(count, len(scaled)))
+        ids = _best(scaled, min(count, len(scaled)))
         kept = _reaching(ids, probabilities.index_select(0, ids), top_p)
         if len(kept) < len(ids):
             return kept
-    ids = best(scaled, len(scaled))
+    ids = _best(scaled, len(scaled))
     return _reaching(ids, probabilities.index_select(0, ids), top_p)
 
 

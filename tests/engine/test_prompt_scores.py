@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from cadenza.engine.prompt_scores import _best
+from cadenza.kernels.logprobs import logprobs as logprobs_of
+from cadenza.kernels.logprobs.reference import _best
 from cadenza.scheduler.plan import PromptScores
 from cadenza.wire.messages import Sampling
 from tests.engine.conftest import Demo, Row, load_demo, make_plan, random_tokens, save_tiny
@@ -63,13 +64,13 @@ def test_scores_are_those_of_a_pass_that_ends_there(tiny: Demo) -> None:
     for end in (1, 17, 128, 129, 149):
         plan = make_plan(Row(PROMPT[:end], end, BLOCKS))
         logits = tiny.runner.logits(plan)
-        values = torch.log_softmax(logits, dim=-1)[0]
         token = PROMPT[end]
-        assert logprobs[end - 1] == values[token]
+        (told,) = logprobs_of(logits, [0], [token], [TOP])
+        assert logprobs[end - 1] == told.sampled
         assert ranks[end - 1] == 1 + int((logits[0] > logits[0, token]).sum())
-        best = sorted(range(len(values)), key=lambda i: (-float(logits[0, i]), i))[:TOP]
+        best = sorted(range(logits.shape[1]), key=lambda i: (-float(logits[0, i]), i))[:TOP]
         assert top_ids[end - 1].tolist() == best
-        assert top_logprobs[end - 1].tolist() == values[best].tolist()
+        assert top_logprobs[end - 1].tolist() == told.top_logprobs.tolist()
 
 
 @pytest.mark.parametrize(
