@@ -53,14 +53,40 @@ TARGET void begin(int64_t rows) {
 
 TARGET void end() { _tile_release(); }
 
+// Registers 0 to 3, as fp32.
 template <bool TWO>
-TARGET void tile_of(const Tile& t) {
+TARGET void store(char* y, int64_t stride) {
+  _tile_stored(0, y, stride);
+  _tile_stored(1, y + 64, stride);
+  if (TWO) {
+    _tile_stored(2, y + kTileRows * stride, stride);
+    _tile_stored(3, y + kTileRows * stride + 64, stride);
+  }
+}
+
+// Sums begin with what is there.
+template <bool TWO>
+TARGET void load(const char* y, int64_t stride) {
+  _tile_loadd(0, y, stride);
+  _tile_loadd(1, y + 64, stride);
+  if (TWO) {
+    _tile_loadd(2, y + kTileRows * stride, stride);
+    _tile_loadd(3, y + kTileRows * stride + 64, stride);
+  }
+}
+
+template <bool TWO>
+TARGET void clear() {
   _tile_zero(0);
   _tile_zero(1);
   if (TWO) {
     _tile_zero(2);
     _tile_zero(3);
   }
+}
+
+template <bool TWO>
+TARGET void multiply(const Tile& t) {
   const char* weight = t.weight;
   const char* x = t.x;
   for (int64_t input = 0; input < t.depth; input += kTileInputs) {
@@ -78,14 +104,26 @@ TARGET void tile_of(const Tile& t) {
     weight += kStepBytes;
     x += 2 * kTileInputs;
   }
-  alignas(64) float sums[2 * kTileRows][kPanel];
-  constexpr int64_t stride = kPanel * sizeof(float);
-  _tile_stored(0, &sums[0][0], stride);
-  _tile_stored(1, &sums[0][16], stride);
-  if (TWO) {
-    _tile_stored(2, &sums[kTileRows][0], stride);
-    _tile_stored(3, &sums[kTileRows][16], stride);
+}
+
+// What is fp32 goes straight to where it belongs; whether it does depends on the outputs alone.
+template <bool TWO>
+TARGET void tile_of(const Tile& t) {
+  const bool is_whole = t.outputs == kPanel;
+  if (is_whole && t.finish == Finish::kAdd) {
+    load<TWO>(t.y, t.y_stride);
+    multiply<TWO>(t);
+    store<TWO>(t.y, t.y_stride);
+    return;
   }
+  clear<TWO>();
+  multiply<TWO>(t);
+  if (is_whole && t.finish == Finish::kFloat32) {
+    store<TWO>(t.y, t.y_stride);
+    return;
+  }
+  alignas(64) float sums[2 * kTileRows][kPanel];
+  store<TWO>(reinterpret_cast<char*>(sums), sizeof sums[0]);
   finish(t, &sums[0][0], kPanel);
 }
 

@@ -41,7 +41,7 @@ struct Scratch {
   alignas(64) float scores[kMostQueries * kKeyTile];
   alignas(64) char weights[kMostQueries * kKeyTile * sizeof(float)];
   alignas(64) float attended[kMostQueries * kMostHeadDim];
-  float most[kMostQueries], total[kMostQueries];
+  float most[kMostQueries], totals[kMostQueries][kSumLanes];
 };
 
 template <class Value>
@@ -83,7 +83,7 @@ class Task {
       std::memset(s_.queries + at * stride + bytes, 0, stride - bytes);
       std::memset(s_.attended + at * a_.head_dim, 0, a_.head_dim * sizeof(float));
       s_.most[at] = -std::numeric_limits<float>::infinity();
-      s_.total[at] = 0.0f;
+      std::memset(s_.totals[at], 0, sizeof s_.totals[at]);
     }
   }
 
@@ -145,7 +145,7 @@ class Task {
       const int64_t seen = piece_.position + (skipped + i) / group_ + 1 - first;
       a_.level->elementwise.softmax(
           {scores + i * kKeyTile, std::min(seen, kKeyTile), a_.scale, weights + i * weights_stride,
-           &s_.most[from + i], &s_.total[from + i], attended + i * a_.head_dim, a_.head_dim},
+           &s_.most[from + i], s_.totals[from + i], attended + i * a_.head_dim, a_.head_dim},
           a_.dtype);
     }
     Product{kernel, a_.dtype, weights, weights_stride, count, {s_.values, a_.head_dim, kKeyTile},
@@ -158,9 +158,9 @@ class Task {
     for (int64_t i = 0; i < queries(); ++i) {
       const int64_t at = head * queries() + i;
       char* token = a_.attended + (piece_.token + i / group_) * a_.attended_stride;
-      a_.level->elementwise.convert(
-          s_.attended + at * a_.head_dim, a_.head_dim, 1.0f / s_.total[at], a_.dtype,
-          token + query_head(head, i) * a_.head_dim * static_cast<int64_t>(sizeof(Value)));
+      char* y = token + query_head(head, i) * a_.head_dim * static_cast<int64_t>(sizeof(Value));
+      a_.level->elementwise.divide(
+          {s_.attended + at * a_.head_dim, s_.totals[at], a_.head_dim, y}, a_.dtype);
     }
   }
 

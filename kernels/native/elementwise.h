@@ -5,8 +5,6 @@
 // Plain loops, which compilers turn into vectors. Each product and each sum is rounded, and a sum of
 // many goes into 16 lanes that are added in one order, so that all levels have the same bits.
 
-constexpr int64_t kLanes = 16;
-
 // Nearest, ties to even; NaN stays NaN.
 TARGET inline uint16_t to_bfloat16(float value) {
   uint32_t bits;
@@ -54,10 +52,10 @@ TARGET inline float exponential(float x) {
   return p * power;
 }
 
-TARGET inline float added(const float (&lanes)[kLanes]) {
-  float sums[kLanes];
-  for (int64_t i = 0; i < kLanes; ++i) sums[i] = lanes[i];
-  for (int64_t width = kLanes / 2; width > 0; width /= 2)
+TARGET inline float added(const float (&lanes)[kSumLanes]) {
+  float sums[kSumLanes];
+  for (int64_t i = 0; i < kSumLanes; ++i) sums[i] = lanes[i];
+  for (int64_t width = kSumLanes / 2; width > 0; width /= 2)
     for (int64_t i = 0; i < width; ++i) sums[i] += sums[i + width];
   return sums[0];
 }
@@ -74,6 +72,16 @@ TARGET inline void convert(const float* x, int64_t size, float factor, int32_t d
     convert_as(x, size, factor, reinterpret_cast<float*>(y));
 }
 
+TARGET inline void convert(const float* x, int64_t size, int32_t dtype, char* y) {
+  convert(x, size, 1.0f, dtype, y);
+}
+
+TARGET inline void divide(const Division& d, int32_t dtype) {
+  float totals[kSumLanes];
+  __builtin_memcpy(totals, d.totals, sizeof totals);
+  convert(d.attended, d.dims, 1.0f / added(totals), dtype, d.y);
+}
+
 template <class Value>
 TARGET inline void scale(const float* x, const float* weight, int64_t size, float root, Value* y) {
   for (int64_t i = 0; i < size; ++i) y[i] = as<Value>(x[i] * root * weight[i]);
@@ -81,10 +89,10 @@ TARGET inline void scale(const float* x, const float* weight, int64_t size, floa
 
 TARGET inline void norm(const float* x, const float* weight, int64_t size, float eps, int32_t dtype,
                         char* y) {
-  float lanes[kLanes] = {};
+  float lanes[kSumLanes] = {};
   int64_t i = 0;
-  for (; i + kLanes <= size; i += kLanes)
-    for (int64_t lane = 0; lane < kLanes; ++lane) lanes[lane] += x[i + lane] * x[i + lane];
+  for (; i + kSumLanes <= size; i += kSumLanes)
+    for (int64_t lane = 0; lane < kSumLanes; ++lane) lanes[lane] += x[i + lane] * x[i + lane];
   for (int64_t lane = 0; i + lane < size; ++lane) lanes[lane] += x[i + lane] * x[i + lane];
   const float root = 1.0f / __builtin_sqrtf(added(lanes) / static_cast<float>(size) + eps);
   if (dtype == kBfloat16)
@@ -133,13 +141,13 @@ TARGET inline void round_weights(float (&weights)[kKeyTile], int32_t dtype, char
 }
 
 TARGET inline void softmax(const Softmax& s, int32_t dtype) {
-  float scores[kKeyTile], weights[kKeyTile], lanes[kLanes], sums[kLanes] = {};
+  float scores[kKeyTile], weights[kKeyTile], lanes[kSumLanes];
   take_scores(s, scores);
-  for (int64_t lane = 0; lane < kLanes; ++lane) lanes[lane] = *s.most;
-  for (int64_t key = 0; key < kKeyTile; key += kLanes)
-    for (int64_t lane = 0; lane < kLanes; ++lane)
+  for (int64_t lane = 0; lane < kSumLanes; ++lane) lanes[lane] = *s.most;
+  for (int64_t key = 0; key < kKeyTile; key += kSumLanes)
+    for (int64_t lane = 0; lane < kSumLanes; ++lane)
       lanes[lane] = larger(scores[key + lane], lanes[lane]);
-  for (int64_t width = kLanes / 2; width > 0; width /= 2)
+  for (int64_t width = kSumLanes / 2; width > 0; width /= 2)
     for (int64_t i = 0; i < width; ++i) lanes[i] = larger(lanes[i + width], lanes[i]);
   const float most = lanes[0];
   for (int64_t key = 0; key < kKeyTile; ++key) {
@@ -147,11 +155,12 @@ TARGET inline void softmax(const Softmax& s, int32_t dtype) {
     weights[key] = scores[key] == -__builtin_inff() ? 0.0f : weight;
   }
   round_weights(weights, dtype, s.weights);
-  for (int64_t key = 0; key < kKeyTile; key += kLanes)
-    for (int64_t lane = 0; lane < kLanes; ++lane) sums[lane] += weights[key + lane];
   const float kept = exponential(*s.most - most);
-  *s.total = *s.total * kept + added(sums);
   *s.most = most;
+  for (int64_t lane = 0; lane < kSumLanes; ++lane) lanes[lane] = s.totals[lane] * kept;
+  for (int64_t key = 0; key < kKeyTile; key += kSumLanes)
+    for (int64_t lane = 0; lane < kSumLanes; ++lane) lanes[lane] += weights[key + lane];
+  __builtin_memcpy(s.totals, lanes, sizeof lanes);
   float* attended = s.attended;
   for (int64_t i = 0; i < s.dims; ++i) attended[i] *= kept;
 }
@@ -251,4 +260,4 @@ TARGET inline void finish(const Tile& t, const float* sums, int64_t stride) {
     finish_row(t, sums + row * stride, t.y + row * t.y_stride);
 }
 
-constexpr Elementwise kElementwise{norm, rotate, convert, softmax, pack_tile};
+constexpr Elementwise kElementwise{norm, rotate, convert, divide, softmax, pack_tile};

@@ -239,7 +239,7 @@ class Forward {
     char* keys = to.token(s_.blocks[token], s_.offsets[token], 0, cache_token_bytes());
     for (int64_t head = 0; head < m_.kv_heads; ++head) rotate(keys + head * bytes);
     char* values = to.token(s_.blocks[token], s_.offsets[token], 1, cache_token_bytes());
-    level_->elementwise.convert(from, m_.kv_heads * m_.head_dim, 1.0f, m_.dtype, values);
+    level_->elementwise.convert(from, m_.kv_heads * m_.head_dim, m_.dtype, values);
   }
 
   const CadenzaModel& m_;

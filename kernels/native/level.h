@@ -60,9 +60,17 @@ struct Softmax {
   float scale;          // of the scores
   char* weights;        // [keys of a tile], of the dtype; 0 where not seen
   float* most;          // largest scaled score so far; -inf at first
-  float* total;         // sum of the weights so far
+  float* totals;        // [kSumLanes], whose sum is that of the weights so far
   float* attended;      // [dims], weighted sum of values so far
   int64_t dims;
+};
+
+// Attended values, divided by the sum of their weights.
+struct Division {
+  const float* attended;  // [dims]
+  const float* totals;    // [kSumLanes]
+  int64_t dims;
+  char* y;                // [dims], of the dtype
 };
 
 struct Rotation {
@@ -87,8 +95,9 @@ struct Elementwise {
   // y = x / sqrt(mean(x²) + eps) * weight for x [size], in the dtype.
   void (*norm)(const float* x, const float* weight, int64_t size, float eps, int32_t dtype, char* y);
   void (*rotate)(const Rotation&, int32_t dtype);
-  // x [size] in the dtype, times `factor`.
-  void (*convert)(const float* x, int64_t size, float factor, int32_t dtype, char* y);
+  // x [size] in the dtype.
+  void (*convert)(const float* x, int64_t size, int32_t dtype, char* y);
+  void (*divide)(const Division&, int32_t dtype);
   void (*softmax)(const Softmax&, int32_t dtype);
   void (*pack_tile)(const KeyTile&, int32_t dtype);
 };
@@ -107,6 +116,7 @@ const Level* avx512_bf16_level();
 const Level* amx_level();
 
 constexpr int64_t kKeyTile = 64;  // keys that a query attends to at a time
+constexpr int64_t kSumLanes = 16;    // a sum of many values is so many sums, added at the end
 
 inline int64_t size_of(int32_t dtype) { return dtype == kBfloat16 ? 2 : 4; }
 
