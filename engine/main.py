@@ -61,7 +61,7 @@ def _serve(channel: Channel, blame: Blame | None) -> int:
         with SignalGuard() as guard:
             try:
                 loop = build_engine(channel, config, guard, blame)
-            except (CheckpointError, ProfileError, ValueError) as error:
+            except (CheckpointError, ProfileError, ValueError, MemoryError) as error:
                 return _give_up(channel, str(error), BAD_CONFIG)
             freeze_heap()
             loop.run()

@@ -1,7 +1,8 @@
 """Memory in large pages, where the system has them.
 
-Weights and caches are read from one end to the other in every step: with pages of 4 KiB the
-processor looks up an address for every 64 cache lines, which takes longer than the lines.
+Every step reads all weights: in pages of 4 KiB the processor has to look up an address for every 64
+cache lines. What is written to first brings a whole large page, so that a cache that is used here
+and there takes up to 2 MiB for each place; never more than its size.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor
 _PAGE = 2 << 20  # bytes of a large page
 _ALIGNMENT = 64  # bytes of a cache line
 _CHUNK = 32 << 20
+_ALONE = 8 << 20  # bytes from which on a piece is given back by itself
 
 
 def zeros(num_bytes: int) -> Tensor:
@@ -47,12 +49,19 @@ class LargePages:
         self._left = zeros(0)
 
     def take(self, num_bytes: int) -> Tensor:
-        """Return so many bytes, uint8, at a cache line's begin. Raises as `zeros` does."""
+        """Return so many bytes, uint8, at a cache line's begin. Raises MemoryError."""
         taken = -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
-        if taken >= _CHUNK:
-            return zeros(taken)[:num_bytes]
+        if taken >= _ALONE:
+            return _zeros(taken)[:num_bytes]
         with self._lock:
             if len(self._left) < taken:
-                self._left = zeros(_CHUNK)
+                self._left = _zeros(_CHUNK)
             piece, self._left = self._left[:num_bytes], self._left[taken:]
         return piece
+
+
+def _zeros(num_bytes: int) -> Tensor:
+    try:
+        return zeros(num_bytes)
+    except (OSError, OverflowError) as error:
+        raise MemoryError(f"no memory for {num_bytes:,} bytes of weights: {error}") from error

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -96,14 +95,13 @@ class NativeLayers:
     ) -> None:
         """level: one of `kernels.linear.native.levels()`, the fastest by default.
 
-        Raises ValueError as `PackedWeight` does.
+        Raises ValueError and MemoryError as `PackedWeight` does.
         """
         found = library()
         assert found is not None, "is_supported was not asked"
         self._library: Library = found
         self._shape = shape
-        with ThreadPoolExecutor(torch.get_num_threads()) as threads:
-            self._packed = tuple(threads.map(lambda weights: _packed(weights, level), layers))
+        self._packed = tuple(_packed(weights, level) for weights in layers)
         self._dtype = layers[0].qkv.dtype
         self._rotary = RotaryTables(rotary.cos.contiguous(), rotary.sin.contiguous())
         self._layers = (Layer * len(layers))(*(_addresses(layer) for layer in self._packed))
@@ -147,9 +145,12 @@ class NativeLayers:
         cache: [num_blocks, layers, 2, block_size, kv_heads, head_dim] of the weights' dtype, which
         gets the new keys and values. positions, blocks, offsets: [tokens] int64. num_context,
         num_new: [rows]; block_tables: [rows, blocks]. Rows lie one after another.
-        Raises ValueError for a tensor that is not so, and MemoryError.
+        Raises ValueError for what is not so, and MemoryError.
         """
         self._check(hidden, cache)
+        _check_lengths(
+            len(hidden), (positions, blocks, offsets), num_context, num_new, block_tables
+        )
         num_context, num_new, tables = (
             np.ascontiguousarray(array, dtype=np.int32)
             for array in (num_context, num_new, block_tables)
@@ -193,6 +194,24 @@ class NativeLayers:
                 f"hidden is {list(hidden.shape)} of {hidden.dtype};"
                 f" the layers take [tokens, {shape.hidden_size}] of torch.float32, contiguous"
             )
+
+
+def _check_lengths(
+    tokens: int, places: Sequence[Tensor], *rows: npt.NDArray[np.integer[Any]]
+) -> None:
+    """Each of places is of all tokens; rows: num_context, num_new, block_tables."""
+    for place in places:
+        if place.shape != (tokens,) or place.dtype != torch.int64 or not place.is_contiguous():
+            raise ValueError(
+                f"positions, blocks or offsets are {list(place.shape)} of {place.dtype};"
+                f" {tokens} tokens have [{tokens}] of torch.int64, contiguous"
+            )
+    num_context, num_new, tables = rows
+    if not len(num_context) == len(num_new) == len(tables) or num_new.sum() != tokens:
+        raise ValueError(
+            f"num_context has {len(num_context)} rows, num_new {len(num_new)} of"
+            f" {num_new.sum()} tokens, block_tables {len(tables)}; hidden has {tokens} tokens"
+        )
 
 
 def _packed(weights: LayerWeights, level: str | None) -> _PackedLayer:

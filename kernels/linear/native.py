@@ -44,8 +44,8 @@ class PackedWeight:
     def __init__(self, weight: Tensor, level: str | None = None) -> None:
         """weight: [out_features, in_features], fp32 or bf16; level: one of `levels()`.
 
-        Raises ValueError for another weight, or a level that this machine does not have, and
-        RuntimeError where there is no library.
+        Raises ValueError for another weight, or a level that this machine does not have,
+        RuntimeError where there is no library, and MemoryError.
         """
         found = library()
         if found is None:
@@ -63,7 +63,7 @@ class PackedWeight:
         kind = (*self._shape, _DTYPES[weight.dtype])
         self._packed = _PAGES.take(found.packed_bytes(*kind))
         weight = weight.contiguous()
-        found.pack(weight.data_ptr(), *kind, self._packed.data_ptr())
+        found.pack(torch.get_num_threads(), weight.data_ptr(), *kind, self._packed.data_ptr())
 
     @property
     def out_features(self) -> int:

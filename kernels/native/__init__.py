@@ -80,7 +80,7 @@ class Library:
         self._packed_bytes = functions.cadenza_packed_bytes
         self._packed_bytes.argtypes, self._packed_bytes.restype = (_SIZE, _SIZE, _NUMBER), _SIZE
         self._pack = functions.cadenza_pack
-        self._pack.argtypes = (_ADDRESS, _SIZE, _SIZE, _NUMBER, _ADDRESS)
+        self._pack.argtypes = (_NUMBER, _ADDRESS, _SIZE, _SIZE, _NUMBER, _ADDRESS)
         self._pack.restype = None
         self._linear = functions.cadenza_linear
         product = (_ADDRESS, _SIZE, _SIZE, _ADDRESS, _SIZE, _NUMBER, _ADDRESS)
@@ -106,10 +106,16 @@ class Library:
         return size
 
     def pack(
-        self, weight: int, out_features: int, in_features: int, dtype: int, packed: int
+        self,
+        threads: int,
+        weight: int,
+        out_features: int,
+        in_features: int,
+        dtype: int,
+        packed: int,
     ) -> None:
         """Copy the weight [out_features, in_features] at an address to `packed_bytes` elsewhere."""
-        self._pack(weight, out_features, in_features, dtype, packed)
+        self._pack(threads, weight, out_features, in_features, dtype, packed)
 
     def linear(
         self,

@@ -64,17 +64,6 @@ TARGET void store(char* y, int64_t stride) {
   }
 }
 
-// Sums begin with what is there.
-template <bool TWO>
-TARGET void load(const char* y, int64_t stride) {
-  _tile_loadd(0, y, stride);
-  _tile_loadd(1, y + 64, stride);
-  if (TWO) {
-    _tile_loadd(2, y + kTileRows * stride, stride);
-    _tile_loadd(3, y + kTileRows * stride + 64, stride);
-  }
-}
-
 template <bool TWO>
 TARGET void clear() {
   _tile_zero(0);
@@ -106,19 +95,11 @@ TARGET void multiply(const Tile& t) {
   }
 }
 
-// What is fp32 goes straight to where it belongs; whether it does depends on the outputs alone.
 template <bool TWO>
 TARGET void tile_of(const Tile& t) {
-  const bool is_whole = t.outputs == kPanel;
-  if (is_whole && t.finish == Finish::kAdd) {
-    load<TWO>(t.y, t.y_stride);
-    multiply<TWO>(t);
-    store<TWO>(t.y, t.y_stride);
-    return;
-  }
   clear<TWO>();
   multiply<TWO>(t);
-  if (is_whole && t.finish == Finish::kFloat32) {
+  if (t.outputs == kPanel && t.finish == Finish::kFloat32) {
     store<TWO>(t.y, t.y_stride);
     return;
   }

@@ -5,8 +5,12 @@
 #include "attention.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <limits>
+#include <memory>
+#include <new>
+#include <type_traits>
 #include <vector>
 
 #include "pool.h"
@@ -45,9 +49,9 @@ struct Scratch {
 };
 
 template <class Value>
-class Task {
+class PartTask {
  public:
-  Task(const Attention& attention, const Piece& piece, const Part& part, Scratch& scratch)
+  PartTask(const Attention& attention, const Piece& piece, const Part& part, Scratch& scratch)
       : a_(attention), piece_(piece), part_(part), s_(scratch), group_(a_.heads / a_.kv_heads),
         depth_(padded_depth(a_.head_dim, a_.dtype)) {}
 
@@ -59,7 +63,11 @@ class Task {
       for (int64_t head = 0; head < part_.num_heads; ++head) {
         take_tile(head, first, std::min(kKeyTile, keys - first));
         if (next < keys) fetch_tile(head, next, std::min(kKeyTile, keys - next));
-        attend(head, first);
+        const int64_t seeing = std::max<int64_t>(first - piece_.position, 0);  // from there on
+        if (next <= piece_.position + 1 || is_finite())
+          attend(head, first, seeing, piece_.count);
+        else
+          attend_one_by_one(head, first, seeing);
       }
     }
     for (int64_t head = 0; head < part_.num_heads; ++head) give_results(head);
@@ -128,10 +136,30 @@ class Task {
     });
   }
 
-  void attend(int64_t head, int64_t first) {
-    // positions before the tile see none of it
-    const int64_t skipped = std::max<int64_t>(first - piece_.position, 0) * group_;
-    const int64_t count = queries() - skipped, from = head * queries() + skipped;
+  // Whether all values of the packed tile are.
+  bool is_finite() const {
+    using Bits = std::conditional_t<sizeof(Value) == 2, uint16_t, uint32_t>;
+    constexpr Bits exponent = sizeof(Value) == 2 ? 0x7f80u : 0x7f800000u;
+    bool found = false;
+    for (int64_t i = 0; i < kKeyTile * round_up(a_.head_dim, kPanel); ++i) {
+      Bits bits;
+      std::memcpy(&bits, s_.values + i * sizeof bits, sizeof bits);
+      found |= (bits & exponent) == exponent;
+    }
+    return !found;
+  }
+
+  // Nothing that a position does not see is in its tile: a weight of 0 would not hide NaN.
+  void attend_one_by_one(int64_t head, int64_t first, int64_t begin) {
+    for (int64_t position = begin; position < piece_.count; ++position) {
+      take_tile(head, first, std::min(kKeyTile, piece_.position + position + 1 - first));
+      attend(head, first, position, position + 1);
+    }
+  }
+
+  // The tile's part in positions of the piece, `begin` to `end`.
+  void attend(int64_t head, int64_t first, int64_t begin, int64_t end) {
+    const int64_t count = (end - begin) * group_, from = head * queries() + begin * group_;
     const Kernel* kernel = &a_.level->kernels[a_.dtype];
     const int64_t x_stride = depth_ * sizeof(Value), weights_stride = kKeyTile * sizeof(Value);
     float* scores = s_.scores + from * kKeyTile;
@@ -142,7 +170,7 @@ class Task {
             kKeyTile * sizeof(float)}
         .compute(0, count, 0, kKeyTile);
     for (int64_t i = 0; i < count; ++i) {
-      const int64_t seen = piece_.position + (skipped + i) / group_ + 1 - first;
+      const int64_t seen = piece_.position + begin + i / group_ + 1 - first;
       a_.level->elementwise.softmax(
           {scores + i * kKeyTile, std::min(seen, kKeyTile), a_.scale, weights + i * weights_stride,
            &s_.most[from + i], s_.totals[from + i], attended + i * a_.head_dim, a_.head_dim},
@@ -176,6 +204,7 @@ struct Tasks {
   const Attention& attention;
   std::vector<Piece> pieces;
   std::vector<Part> parts;
+  mutable std::atomic<bool> is_memory_short{false};
 
   Tasks(const Attention& a, int32_t threads) : attention(a) {
     cut_rows();
@@ -190,13 +219,19 @@ struct Tasks {
   }
 
   void run(int64_t task) const {
-    Scratch scratch;
+    // too large for the stacks that threads may have
+    thread_local std::unique_ptr<Scratch> scratch;
+    if (scratch == nullptr) scratch.reset(new (std::nothrow) Scratch);
+    if (scratch == nullptr) {
+      is_memory_short = true;
+      return;
+    }
     const Part& part = parts[task];
     const Piece& piece = pieces[part.piece];
     if (attention.dtype == kBfloat16)
-      Task<uint16_t>(attention, piece, part, scratch).run();
+      PartTask<uint16_t>(attention, piece, part, *scratch).run();
     else
-      Task<float>(attention, piece, part, scratch).run();
+      PartTask<float>(attention, piece, part, *scratch).run();
   }
 
  private:
@@ -222,6 +257,7 @@ void Attention::run(int32_t threads) const {
       threads, static_cast<int64_t>(tasks.parts.size()),
       [](void* context, int64_t task) { static_cast<const Tasks*>(context)->run(task); },
       const_cast<Tasks*>(&tasks));
+  if (tasks.is_memory_short) throw std::bad_alloc();
 }
 
 }  // namespace cadenza

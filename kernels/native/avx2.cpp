@@ -53,7 +53,7 @@ struct Bfloat16 {
     EACH(half, 2) {
       __m256 values[ROWS];
       EACH(row, ROWS) {
-        const auto pair = *reinterpret_cast<const int32_t*>(x + row * x_stride);
+        const int32_t pair = pair_at(x + row * x_stride);
         values[row] = widened(_mm256_set1_epi32(pair), half);
       }
       EACH(i, kVectors) {

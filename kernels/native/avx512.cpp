@@ -53,7 +53,7 @@ struct Bfloat16 {
       EACH(i, 2 * PANELS)
         weights[i] = widened(_mm512_loadu_si512(weight + i / 2 * panel_bytes + i % 2 * 64), half);
       EACH(row, ROWS) {
-        const auto pair = *reinterpret_cast<const int32_t*>(x + row * x_stride);
+        const int32_t pair = pair_at(x + row * x_stride);
         const __m512 value = widened(_mm512_set1_epi32(pair), half);
         EACH(i, 2 * PANELS)
           sums[row][i] = _mm512_fmadd_ps(weights[i], value, sums[row][i]);

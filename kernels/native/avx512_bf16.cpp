@@ -27,7 +27,7 @@ struct Bfloat16 {
     EACH(i, 2 * PANELS)
       weights[i] = (__m512bh)_mm512_loadu_si512(weight + i / 2 * panel_bytes + i % 2 * 64);
     EACH(row, ROWS) {
-      const auto pair = *reinterpret_cast<const int32_t*>(x + row * x_stride);
+      const int32_t pair = pair_at(x + row * x_stride);
       const auto value = (__m512bh)_mm512_set1_epi32(pair);
       EACH(i, 2 * PANELS)
         sums[row][i] = _mm512_dpbf16_ps(sums[row][i], weights[i], value);

@@ -20,6 +20,13 @@ TARGET inline float from_bfloat16(uint16_t value) {
   return result;
 }
 
+// Two bf16 that lie side by side.
+TARGET inline int32_t pair_at(const char* x) {
+  int32_t pair;
+  __builtin_memcpy(&pair, x, sizeof pair);
+  return pair;
+}
+
 // The value as it is kept: of two bytes, a bf16.
 template <class Value>
 TARGET inline Value as(float value) {
@@ -46,7 +53,8 @@ TARGET inline float exponential(float x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = (p * r * r + r) + 1.0f;
-  const int32_t bits = (static_cast<int32_t>(n) + 127) << 23;
+  const auto power_of_two = static_cast<int32_t>(x == x ? n : 0.0f);
+  const uint32_t bits = static_cast<uint32_t>(power_of_two + 127) << 23;
   float power;
   __builtin_memcpy(&power, &bits, sizeof power);
   return p * power;
@@ -221,7 +229,8 @@ TARGET inline void pack_tile(const KeyTile& t, int32_t dtype) {
 }
 
 TARGET inline float gated(float gate, float value) {
-  return gate / (1.0f + exponential(-gate)) * value;
+  const float silu = gate < -88.0f ? -0.0f : gate / (1.0f + exponential(-gate));
+  return silu * value;
 }
 
 template <class Value>

@@ -3,12 +3,12 @@
 #include <chrono>
 #include <cstring>
 #include <initializer_list>
-#include <memory>
 #include <new>
 
 #include "attention.h"
 #include "cpu.h"
 #include "exported.h"
+#include "memory.h"
 #include "pool.h"
 #include "product.h"
 
@@ -64,22 +64,17 @@ namespace {
 
 constexpr int64_t kTokensATask = 16;  // where little is done for each
 
-struct Freed {
-  void operator()(char* memory) const { ::operator delete(memory, std::align_val_t{64}); }
-};
-
-// What a call needs while it runs. It is kept for the next call of its thread: else the system would
-// take it back, and clear it anew, in every step.
+// What a call needs while it runs. It is kept for the next call of its thread, as large as the largest
+// step so far: else the system would take it back, and clear it anew, in every step.
 class Workspace {
  public:
   explicit Workspace(int64_t bytes) {
-    thread_local std::unique_ptr<char, Freed> memory;
+    thread_local Memory memory;
     thread_local int64_t size = 0;
     if (size < bytes) {
       size = 0;
       memory.reset();
-      memory.reset(static_cast<char*>(
-          ::operator new(static_cast<size_t>(bytes), std::align_val_t{64})));
+      memory = allocate(bytes);
       size = bytes;
     }
     next_ = memory.get();

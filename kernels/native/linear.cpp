@@ -1,24 +1,17 @@
 // The C functions of single products: levels, packing, multiplying.
 #include <cstring>
-#include <memory>
-#include <new>
 
 #include "cpu.h"
 #include "exported.h"
+#include "memory.h"
 #include "product.h"
 
 namespace cadenza {
 namespace {
 
-struct Freed {
-  void operator()(char* memory) const { ::operator delete(memory, std::align_val_t{64}); }
-};
-
-// x with its inputs padded with zeros to `depth`.
-std::unique_ptr<char, Freed> padded(const char* x, int64_t rows, int64_t bytes, int64_t padded) {
-  std::unique_ptr<char, Freed> copy(static_cast<char*>(
-      ::operator new(static_cast<size_t>(rows * padded), std::align_val_t{64}, std::nothrow)));
-  if (copy == nullptr) return copy;
+// x with its inputs padded with zeros to `padded` bytes.
+Memory padded_rows(const char* x, int64_t rows, int64_t bytes, int64_t padded) {
+  Memory copy = allocate(rows * padded);
   for (int64_t row = 0; row < rows; ++row) {
     std::memcpy(copy.get() + row * padded, x + row * bytes, static_cast<size_t>(bytes));
     std::memset(copy.get() + row * padded + bytes, 0, static_cast<size_t>(padded - bytes));
@@ -44,9 +37,9 @@ EXPORT int64_t cadenza_packed_bytes(int64_t outputs, int64_t inputs, int32_t dty
 }
 
 // weight: [outputs, inputs] -> packed: cadenza_packed_bytes, the same for all levels.
-EXPORT void cadenza_pack(const void* weight, int64_t outputs, int64_t inputs, int32_t dtype,
-                         void* packed) {
-  pack(weight, outputs, inputs, dtype, packed);
+EXPORT void cadenza_pack(int32_t threads, const void* weight, int64_t outputs, int64_t inputs,
+                         int32_t dtype, void* packed) {
+  pack(threads, weight, outputs, inputs, dtype, packed);
 }
 
 // y [rows, outputs] = x [rows, inputs] times the packed weight, contiguous; all of `dtype`, but y of
@@ -57,10 +50,13 @@ EXPORT int32_t cadenza_linear(int32_t level, int32_t dtype, int32_t threads, con
   const char* rows_of_x = static_cast<const char*>(x);
   const int64_t bytes = inputs * size_of(dtype);
   const int64_t padded_bytes = padded_depth(inputs, dtype) * size_of(dtype);
-  std::unique_ptr<char, Freed> copy;
+  Memory copy;
   if (padded_bytes != bytes) {
-    copy = padded(rows_of_x, rows, bytes, padded_bytes);
-    if (copy == nullptr) return 1;
+    try {
+      copy = padded_rows(rows_of_x, rows, bytes, padded_bytes);
+    } catch (const std::bad_alloc&) {
+      return 1;
+    }
     rows_of_x = copy.get();
   }
   const Packed weight{static_cast<const char*>(packed), outputs, inputs};

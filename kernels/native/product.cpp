@@ -52,16 +52,32 @@ struct Tasks {
 };
 
 template <class Value>
-void pack_as(const Value* weight, int64_t outputs, int64_t inputs, int64_t depth, int64_t step,
-             Value* packed) {
-  std::memset(packed, 0, static_cast<size_t>(round_up(outputs, kPanel) * depth) * sizeof(Value));
-  for (int64_t output = 0; output < outputs; ++output) {
-    Value* panel = packed + output / kPanel * kPanel * depth;
-    for (int64_t input = 0; input < inputs; ++input) {
-      const int64_t pair = input / step * kPanel + output % kPanel;
-      panel[pair * step + input % step] = weight[output * inputs + input];
+struct Packing {
+  const Value* weight;
+  int64_t outputs, inputs, depth;
+  int64_t step;  // inputs side by side
+  Value* packed;
+
+  void run(int64_t panel) const {
+    Value* to = packed + panel * kPanel * depth;
+    std::memset(to, 0, static_cast<size_t>(kPanel * depth) * sizeof(Value));
+    const int64_t count = std::min(kPanel, outputs - panel * kPanel);
+    for (int64_t output = 0; output < count; ++output) {
+      const Value* from = weight + (panel * kPanel + output) * inputs;
+      for (int64_t input = 0; input < inputs; ++input)
+        to[(input / step * kPanel + output) * step + input % step] = from[input];
     }
   }
+};
+
+template <class Value>
+void pack_as(int32_t threads, const Packing<Value>& packing) {
+  run_tasks(
+      threads, (packing.outputs + kPanel - 1) / kPanel,
+      [](void* context, int64_t panel) {
+        static_cast<const Packing<Value>*>(context)->run(panel);
+      },
+      const_cast<Packing<Value>*>(&packing));
 }
 
 }  // namespace
@@ -70,14 +86,15 @@ int64_t packed_bytes(int64_t outputs, int64_t inputs, int32_t dtype) {
   return round_up(outputs, kPanel) * padded_depth(inputs, dtype) * size_of(dtype);
 }
 
-void pack(const void* weight, int64_t outputs, int64_t inputs, int32_t dtype, void* packed) {
+void pack(int32_t threads, const void* weight, int64_t outputs, int64_t inputs, int32_t dtype,
+          void* packed) {
   const int64_t depth = padded_depth(inputs, dtype);
   if (dtype == kBfloat16)
-    pack_as(static_cast<const uint16_t*>(weight), outputs, inputs, depth, 2,
-            static_cast<uint16_t*>(packed));
+    pack_as<uint16_t>(threads, {static_cast<const uint16_t*>(weight), outputs, inputs, depth, 2,
+                                static_cast<uint16_t*>(packed)});
   else
-    pack_as(static_cast<const float*>(weight), outputs, inputs, depth, 1,
-            static_cast<float*>(packed));
+    pack_as<float>(threads, {static_cast<const float*>(weight), outputs, inputs, depth, 1,
+                             static_cast<float*>(packed)});
 }
 
 void Product::run(int32_t threads) const {

@@ -19,7 +19,7 @@ struct Packed {
 int64_t packed_bytes(int64_t outputs, int64_t inputs, int32_t dtype);
 
 // weight: [outputs, inputs] -> packed: `packed_bytes`, the same for all levels.
-void pack(const void* weight, int64_t outputs, int64_t inputs, int32_t dtype, void* packed);
+void pack(int32_t threads, const void* weight, int64_t outputs, int64_t inputs, int32_t dtype, void* packed);
 
 // Rows times a weight. Those of x have `padded_depth` inputs of the dtype, zeros at the end.
 struct Product {

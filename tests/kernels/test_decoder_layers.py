@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
@@ -232,6 +233,40 @@ def test_what_is_not_finite_stays_in_its_row(poison: float, dtype: torch.dtype, 
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+@pytest.mark.parametrize("place", [0, 20, 70])
+def test_what_is_not_finite_harms_nothing_before_it(
+    place: int, poison: float, dtype: torch.dtype, level: str
+) -> None:
+    """Else a published prefix would hold what a later token has spoiled."""
+    model = Model(shape_of("demo"), dtype, level, lengths=(100,))
+    clean = model.in_chunks(0, size=1)
+    blocks = model.cache[torch.from_numpy(model.tables[0])].clone()
+    model.hidden[0][place, 5] = poison
+    for size in (1, 7, 100):
+        model.empty()
+        found = model.in_chunks(0, size)
+        assert same_bits(found[:place], clean[:place]), f"chunks of {size}"
+        assert not found[place].isfinite().any()
+        whole = place // model.block_size
+        now = model.cache[torch.from_numpy(model.tables[0])]
+        assert same_bits(now[:whole], blocks[:whole]), f"blocks after chunks of {size}"
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_large_residual_does_not_swallow_what_is_added(dtype: torch.dtype, level: str) -> None:
+    """A product's sum is rounded to the residual's scale once, not at every input."""
+    model = Model(shape_of("demo"), dtype, level, lengths=(3,))
+    model.hidden[0] += 4096.0
+    found = in_one_step(model, [0])[0]
+    # three layers, two sums each, of half a unit in the last place of 4096
+    error = (found.double() - model.exact(0)).abs().max()
+    assert error < 6 * 2**-11 * 0.6 if dtype == torch.float32 else error < 0.1
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_scores_far_apart_do_not_overflow(dtype: torch.dtype, level: str) -> None:
     """Attention that is all on one key, and gates far beyond what exp can hold."""
     model = Model(shape_of("demo"), dtype, level)
@@ -268,6 +303,28 @@ def test_what_does_not_fit_is_refused() -> None:
     model.hidden = [rows.bfloat16() for rows in model.hidden]
     with pytest.raises(ValueError, match=r"hidden is \[3, 96\] of .*bfloat16; .* \[tokens, 96\]"):
         model.step(chunk)
+
+
+def test_places_that_do_not_fit_are_refused() -> None:
+    model = Model(shape_of("demo"), torch.float32)
+    right: dict[str, Any] = {
+        "positions": torch.arange(3),
+        "blocks": torch.zeros(3, dtype=torch.int64),
+        "offsets": torch.arange(3),
+        "num_context": np.array([0]),
+        "num_new": np.array([3]),
+        "block_tables": np.zeros((1, 1)),
+    }
+    for changes, message in (
+        ({"positions": torch.arange(3).int()}, r"are \[3\] of torch.int32; 3 tokens have \[3\]"),
+        ({"blocks": torch.zeros(6, dtype=torch.int64)[::2]}, "contiguous"),
+        ({"offsets": torch.arange(1)}, r"are \[1\]"),
+        ({"num_new": np.array([4])}, "num_new 1 of 4 tokens, .*; hidden has 3 tokens"),
+        ({"num_context": np.array([0, 0])}, "num_context has 2 rows"),
+        ({"block_tables": np.zeros((2, 1))}, "block_tables 2;"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            model.native.forward(model.hidden[0][:3], model.cache, **(right | changes))
 
 
 def test_shapes_that_kernels_cannot_have_are_not_supported() -> None:

@@ -33,6 +33,13 @@ def test_more_than_there_is_raises() -> None:
         zeros(1 << 62)
 
 
+def test_no_memory_for_weights_says_so() -> None:
+    with pytest.raises(
+        MemoryError, match="no memory for 4,611,686,018,427,387,904 bytes of weights"
+    ):
+        LargePages().take(1 << 62)
+
+
 def test_a_system_without_large_pages_has_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mmap, "MADV_HUGEPAGE", 12345, raising=False)  # refused with EINVAL
     assert len(zeros(PAGE)) == PAGE
