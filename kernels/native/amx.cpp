@@ -64,6 +64,17 @@ TARGET void store(char* y, int64_t stride) {
   }
 }
 
+// Sums begin with what is there.
+template <bool TWO>
+TARGET void load(const char* y, int64_t stride) {
+  _tile_loadd(0, y, stride);
+  _tile_loadd(1, y + 64, stride);
+  if (TWO) {
+    _tile_loadd(2, y + kTileRows * stride, stride);
+    _tile_loadd(3, y + kTileRows * stride + 64, stride);
+  }
+}
+
 template <bool TWO>
 TARGET void clear() {
   _tile_zero(0);
@@ -97,9 +108,15 @@ TARGET void multiply(const Tile& t) {
 
 template <bool TWO>
 TARGET void tile_of(const Tile& t) {
-  clear<TWO>();
+  // which way a sum goes depends on its output alone, never on the rows
+  const bool is_whole = t.outputs == kPanel;
+  const bool is_onto = is_whole && t.finish == Finish::kAccumulate;
+  if (is_onto)
+    load<TWO>(t.y, t.y_stride);
+  else
+    clear<TWO>();
   multiply<TWO>(t);
-  if (t.outputs == kPanel && t.finish == Finish::kFloat32) {
+  if (is_onto || (is_whole && t.finish == Finish::kFloat32)) {
     store<TWO>(t.y, t.y_stride);
     return;
   }

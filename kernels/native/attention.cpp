@@ -40,8 +40,8 @@ struct Part {
 // What one thread works with. Queries are in the order of their KV heads, positions and heads.
 struct Scratch {
   alignas(64) char queries[kMostQueries * kMostDepth];
-  alignas(64) char keys[kKeyTile * kMostDepth];
-  alignas(64) char values[kKeyTile * kMostDepth];
+  alignas(64) char keys[2][kKeyTile * kMostDepth];  // of two tiles that follow each other
+  alignas(64) char values[2][kKeyTile * kMostDepth];
   alignas(64) float scores[kMostQueries * kKeyTile];
   alignas(64) char weights[kMostQueries * kKeyTile * sizeof(float)];
   alignas(64) float attended[kMostQueries * kMostHeadDim];
@@ -58,22 +58,37 @@ class PartTask {
   void run() {
     for (int64_t head = 0; head < part_.num_heads; ++head) take_queries(head);
     const int64_t keys = piece_.position + piece_.count;
-    for (int64_t first = 0; first < keys; first += kKeyTile) {
-      const int64_t next = first + kKeyTile;
-      for (int64_t head = 0; head < part_.num_heads; ++head) {
-        take_tile(head, first, std::min(kKeyTile, keys - first));
-        if (next < keys) fetch_tile(head, next, std::min(kKeyTile, keys - next));
-        const int64_t seeing = std::max<int64_t>(first - piece_.position, 0);  // from there on
-        if (next <= piece_.position + 1 || is_finite())
-          attend(head, first, seeing, piece_.count);
-        else
-          attend_one_by_one(head, first, seeing);
-      }
+    const int64_t tiles = (keys + kKeyTile - 1) / kKeyTile * part_.num_heads;
+    take_tile(tile_at(0));
+    for (int64_t i = 0; i < tiles; ++i) {
+      // what was written a moment ago cannot be read at once: so the next tile is packed first
+      if (i + 1 < tiles) take_tile(tile_at(i + 1));
+      const KeysOf tile = tile_at(i);
+      const KeysOf ahead = tile_at(i + 2 < tiles ? i + 2 : i);
+      const int64_t seeing = std::max<int64_t>(tile.first - piece_.position, 0);  // from there on
+      if (tile.first + tile.count <= piece_.position + 1 || is_finite(tile))
+        attend(tile, seeing, piece_.count, ahead);
+      else
+        attend_one_by_one(tile, seeing);
     }
     for (int64_t head = 0; head < part_.num_heads; ++head) give_results(head);
   }
 
  private:
+  // A tile of one KV head.
+  struct KeysOf {
+    int64_t head;
+    int64_t first, count;
+    int64_t buffer;
+  };
+
+  // Tiles in the order in which they are met: of all heads, before the next keys.
+  KeysOf tile_at(int64_t index) const {
+    const int64_t first = index / part_.num_heads * kKeyTile;
+    const int64_t keys = piece_.position + piece_.count;
+    return {index % part_.num_heads, first, std::min(kKeyTile, keys - first), index % 2};
+  }
+
   // Queries of one KV head; those of the part's first head come first.
   int64_t queries() const { return piece_.count * group_; }
 
@@ -113,73 +128,83 @@ class PartTask {
     }
   }
 
-  // Packs the keys and values from `first` on; those past `count` are zeros, whatever lies there.
-  void take_tile(int64_t head, int64_t first, int64_t count) {
+  // Packs the keys and values; those past the tile's count are zeros, whatever lies there.
+  void take_tile(const KeysOf& tile) {
     alignas(64) static constexpr char nothing[kMostDepth] = {};
     const char *keys[kKeyTile], *values[kKeyTile];
-    each_token(head, first, count, [&](int64_t i, const char* key, const char* value) {
-      keys[i] = key;
-      values[i] = value;
-    });
-    for (int64_t key = count; key < kKeyTile; ++key) keys[key] = values[key] = nothing;
-    a_.level->elementwise.pack_tile({keys, values, a_.head_dim, s_.keys, s_.values}, a_.dtype);
+    each_token(tile.head, tile.first, tile.count,
+               [&](int64_t i, const char* key, const char* value) {
+                 keys[i] = key;
+                 values[i] = value;
+               });
+    for (int64_t key = tile.count; key < kKeyTile; ++key) keys[key] = values[key] = nothing;
+    a_.level->elementwise.pack_tile(
+        {keys, values, a_.head_dim, s_.keys[tile.buffer], s_.values[tile.buffer]}, a_.dtype);
   }
 
-  // Blocks lie anywhere: while a tile is computed, the next one comes.
-  void fetch_tile(int64_t head, int64_t first, int64_t count) const {
+  // Fetches a third of a tile. Blocks lie anywhere: so tiles come while others are computed, and not
+  // all at once, because few lines can be on their way.
+  void fetch(const KeysOf& tile, int64_t third) const {
+    const int64_t from = tile.count * third / 3, to = tile.count * (third + 1) / 3;
     const int64_t bytes = a_.head_dim * sizeof(Value);
-    each_token(head, first, count, [&](int64_t, const char* key, const char* value) {
-      for (int64_t line = 0; line < bytes; line += 64) {
-        __builtin_prefetch(key + line, 0, 3);
-        __builtin_prefetch(value + line, 0, 3);
-      }
-    });
+    each_token(tile.head, tile.first + from, to - from,
+               [&](int64_t, const char* key, const char* value) {
+                 for (int64_t line = 0; line < bytes; line += 64) {
+                   __builtin_prefetch(key + line);
+                   __builtin_prefetch(value + line);
+                   asm volatile("");  // gcc leaves out a call that does nothing but fetch
+                 }
+               });
   }
 
   // Whether all values of the packed tile are.
-  bool is_finite() const {
+  bool is_finite(const KeysOf& tile) const {
     using Bits = std::conditional_t<sizeof(Value) == 2, uint16_t, uint32_t>;
     constexpr Bits exponent = sizeof(Value) == 2 ? 0x7f80u : 0x7f800000u;
     bool found = false;
     for (int64_t i = 0; i < kKeyTile * round_up(a_.head_dim, kPanel); ++i) {
       Bits bits;
-      std::memcpy(&bits, s_.values + i * sizeof bits, sizeof bits);
+      std::memcpy(&bits, s_.values[tile.buffer] + i * sizeof bits, sizeof bits);
       found |= (bits & exponent) == exponent;
     }
     return !found;
   }
 
   // Nothing that a position does not see is in its tile: a weight of 0 would not hide NaN.
-  void attend_one_by_one(int64_t head, int64_t first, int64_t begin) {
+  void attend_one_by_one(KeysOf tile, int64_t begin) {
     for (int64_t position = begin; position < piece_.count; ++position) {
-      take_tile(head, first, std::min(kKeyTile, piece_.position + position + 1 - first));
-      attend(head, first, position, position + 1);
+      tile.count = std::min(kKeyTile, piece_.position + position + 1 - tile.first);
+      take_tile(tile);
+      attend(tile, position, position + 1, tile);
     }
   }
 
-  // The tile's part in positions of the piece, `begin` to `end`.
-  void attend(int64_t head, int64_t first, int64_t begin, int64_t end) {
-    const int64_t count = (end - begin) * group_, from = head * queries() + begin * group_;
+  // The tile's part in positions of the piece, `begin` to `end`; fetches `ahead`.
+  void attend(const KeysOf& tile, int64_t begin, int64_t end, const KeysOf& ahead) {
+    const int64_t count = (end - begin) * group_;
+    const int64_t from = tile.head * queries() + begin * group_;
     const Kernel* kernel = &a_.level->kernels[a_.dtype];
     const int64_t x_stride = depth_ * sizeof(Value), weights_stride = kKeyTile * sizeof(Value);
     float* scores = s_.scores + from * kKeyTile;
     char* weights = s_.weights + from * weights_stride;
     float* attended = s_.attended + from * a_.head_dim;
     Product{kernel, a_.dtype, s_.queries + from * x_stride, x_stride, count,
-            {s_.keys, kKeyTile, a_.head_dim}, Finish::kFloat32, reinterpret_cast<char*>(scores),
+            {s_.keys[tile.buffer], kKeyTile, a_.head_dim}, Finish::kFloat32, reinterpret_cast<char*>(scores),
             kKeyTile * sizeof(float)}
         .compute(0, count, 0, kKeyTile);
+    fetch(ahead, 0);
     for (int64_t i = 0; i < count; ++i) {
-      const int64_t seen = piece_.position + begin + i / group_ + 1 - first;
+      const int64_t seen = piece_.position + begin + i / group_ + 1 - tile.first;
       a_.level->elementwise.softmax(
           {scores + i * kKeyTile, std::min(seen, kKeyTile), a_.scale, weights + i * weights_stride,
            &s_.most[from + i], s_.totals[from + i], attended + i * a_.head_dim, a_.head_dim},
           a_.dtype);
     }
-    Product{kernel, a_.dtype, weights, weights_stride, count, {s_.values, a_.head_dim, kKeyTile},
-            Finish::kAdd, reinterpret_cast<char*>(attended),
-            a_.head_dim * static_cast<int64_t>(sizeof(float))}
+    fetch(ahead, 1);
+    Product{kernel, a_.dtype, weights, weights_stride, count,
+            {s_.values[tile.buffer], a_.head_dim, kKeyTile}, Finish::kAccumulate, reinterpret_cast<char*>(attended), a_.head_dim * static_cast<int64_t>(sizeof(float))}
         .compute(0, count, 0, a_.head_dim);
+    fetch(ahead, 2);
   }
 
   void give_results(int64_t head) const {

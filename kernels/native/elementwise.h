@@ -252,6 +252,7 @@ TARGET inline void finish_row(const Tile& t, const float* sums, char* y) {
       for (int64_t i = 0; i < t.outputs; ++i) bfloats[i] = to_bfloat16(sums[i]);
       break;
     case Finish::kAdd:
+    case Finish::kAccumulate:
       for (int64_t i = 0; i < t.outputs; ++i) floats[i] += sums[i];
       break;
     case Finish::kGatedFloat32:

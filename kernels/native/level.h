@@ -17,9 +17,17 @@ constexpr int64_t kBf16Depth = 32;   // inputs of packed bf16 weights are padded
 
 enum Dtype : int32_t { kFloat32 = 0, kBfloat16 = 1 };
 
-// What becomes of a tile's sums. Gated: of each 32 outputs the first 16 are gates, whose silu
-// multiplies the other 16, so that 16 values are written.
-enum class Finish : int32_t { kFloat32, kBfloat16, kAdd, kGatedFloat32, kGatedBfloat16 };
+// What becomes of a tile's sums. Add: they are added to what is there. Accumulate: the same, or they
+// begin with what is there, for sums that are no larger than their terms. Gated: of each 32 outputs
+// the first 16 are gates, whose silu multiplies the other 16, so that 16 values are written.
+enum class Finish : int32_t {
+  kFloat32,
+  kBfloat16,
+  kAdd,
+  kAccumulate,
+  kGatedFloat32,
+  kGatedBfloat16,
+};
 
 inline Finish stored_as(int32_t dtype) { return static_cast<Finish>(dtype); }
 inline Finish gated_as(int32_t dtype) {
