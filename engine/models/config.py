@@ -43,11 +43,6 @@ class ModelConfig:
     tied_embeddings: bool
     eos_token_ids: tuple[int, ...]
 
-    @property
-    def group(self) -> int:
-        """Query heads that share one KV head."""
-        return self.num_heads // self.num_kv_heads
-
 
 def config_from_folder(folder: ModelFolder) -> ModelConfig:
     """Read a Hugging Face folder through transformers' AutoConfig.

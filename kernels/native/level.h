@@ -12,7 +12,6 @@
 namespace cadenza {
 
 constexpr int64_t kPanel = 32;       // outputs a panel
-constexpr int64_t kMaxTileRows = 32; // of any level
 constexpr int64_t kBf16Depth = 32;   // inputs of packed bf16 weights are padded to a multiple
 
 enum Dtype : int32_t { kFloat32 = 0, kBfloat16 = 1 };

@@ -255,7 +255,11 @@ def test_a_small_gguf_file_loads(tmp_path: Path):
 
     config = load(tmp_path / "tiny.gguf").config
 
-    assert (config.head_dim, config.group, config.tied_embeddings) == (6, 2, True)
+    assert (config.head_dim, config.num_kv_heads, config.tied_embeddings) == (
+        6,
+        config.num_heads // 2,
+        True,
+    )
 
 
 @pytest.mark.parametrize(
