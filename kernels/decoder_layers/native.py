@@ -18,11 +18,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from cadenza.kernels.linear.native import PackedWeight
+from cadenza.kernels.linear import native as products
+from cadenza.kernels.linear.native import DTYPES, PackedWeight
 from cadenza.kernels.native import Layer, Library, Model, Step, Times, library
 from cadenza.kernels.rotary_embedding import RotaryTables
 
-_DTYPES = (torch.float32, torch.bfloat16)
 _MOST_HEAD_DIM, _MOST_GROUP = 256, 32  # of attention.h: what one thread works with is of fixed size
 _GATES = 16  # and as many ups are neighbours in a packed weight
 
@@ -72,8 +72,7 @@ def is_supported(shape: DecoderShape, dtype: torch.dtype, device: torch.device) 
     """Tell whether there are kernels for such layers."""
     return (
         device.type == "cpu"
-        and dtype in _DTYPES
-        and library() is not None
+        and products.is_supported(dtype)
         and shape.head_dim % 2 == 0
         and shape.head_dim <= _MOST_HEAD_DIM
         and shape.num_heads // shape.num_kv_heads <= _MOST_GROUP
@@ -107,7 +106,7 @@ class NativeLayers:
         self._layers = (Layer * len(layers))(*(_addresses(layer) for layer in self._packed))
         self._model = Model(
             self._packed[0].qkv.level,
-            _DTYPES.index(self._dtype),
+            DTYPES[self._dtype],
             len(layers),
             self._layers,
             shape.hidden_size,

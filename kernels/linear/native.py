@@ -16,7 +16,7 @@ from cadenza.kernels.large_pages import LargePages
 from cadenza.kernels.native import BFLOAT16, FLOAT32, library
 
 _PAGES = LargePages()
-_DTYPES = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
+DTYPES = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
 _ONLY_BFLOAT16 = ("avx512-bf16", "amx")  # fp32 is multiplied as by the level below
 
 
@@ -28,7 +28,7 @@ def levels() -> tuple[str, ...]:
 
 def is_supported(dtype: torch.dtype) -> bool:
     """Tell whether there are kernels for `dtype`."""
-    return dtype in _DTYPES and library() is not None
+    return dtype in DTYPES and library() is not None
 
 
 def fastest(dtype: torch.dtype) -> str:
@@ -50,7 +50,7 @@ class PackedWeight:
         found = library()
         if found is None:
             raise RuntimeError("the C++ kernels were not compiled, or cannot be loaded")
-        if weight.ndim != 2 or weight.device.type != "cpu" or weight.dtype not in _DTYPES:
+        if weight.ndim != 2 or weight.device.type != "cpu" or weight.dtype not in DTYPES:
             raise ValueError(f"{_described(weight)} is not a fp32 or bf16 matrix on the CPU")
         if not weight.shape[1]:
             raise ValueError(f"{_described(weight)} has no inputs")
@@ -60,7 +60,7 @@ class PackedWeight:
         self._level = found.levels.index(level) if level else len(found.levels) - 1
         self._dtype = weight.dtype
         self._shape = (weight.shape[0], weight.shape[1])
-        kind = (*self._shape, _DTYPES[weight.dtype])
+        kind = (*self._shape, DTYPES[weight.dtype])
         self._packed = _PAGES.take(found.packed_bytes(*kind))
         weight = weight.contiguous()
         found.pack(torch.get_num_threads(), weight.data_ptr(), *kind, self._packed.data_ptr())
@@ -94,14 +94,14 @@ class PackedWeight:
         y = torch.empty(len(x), out_features, dtype=dtype or self._dtype)
         self._library.linear(
             self._level,
-            _DTYPES[self._dtype],
+            DTYPES[self._dtype],
             torch.get_num_threads(),
             x.data_ptr(),
             len(x),
             in_features,
             self._packed.data_ptr(),
             out_features,
-            _DTYPES[y.dtype],
+            DTYPES[y.dtype],
             y.data_ptr(),
         )
         return y
