@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ast
 import inspect
+import io
+from contextlib import redirect_stdout
 
 import pytest
+from cyclopts import Argument
 
 from cadenza.cli.main import app, main
 from cadenza.cli.options import PolicyOptions, ServeOptions
@@ -16,27 +19,36 @@ OWNERS |= dict.fromkeys(PolicyOptions.model_fields, PolicyOptions)
 FIELDS = list(OWNERS)
 
 
-def output_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+def output_of(*arguments: str) -> str:
     """What the command prints on its way to status 0."""
-    with pytest.raises(SystemExit) as left:
+    with redirect_stdout(io.StringIO()) as output, pytest.raises(SystemExit) as left:
         main(arguments)
     assert left.value.code == 0
-    return capsys.readouterr().out
+    return output.getvalue()
+
+
+@pytest.fixture(scope="module")
+def serve_help() -> str:
+    return output_of("serve", "--help")
+
+
+@pytest.fixture(scope="module")
+def arguments() -> list[Argument]:
+    return [*app["serve"].assemble_argument_collection(parse_docstring=True)]
 
 
 @pytest.mark.parametrize("flag", ["--help", "-h"])
-def test_the_command_names_its_subcommands(capsys: pytest.CaptureFixture[str], flag: str):
-    assert "serve" in output_of(capsys, flag)
+def test_the_command_names_its_subcommands(flag: str):
+    assert "serve" in output_of(flag)
 
 
 @pytest.mark.parametrize("field", FIELDS)
-def test_the_help_shows_every_flag(capsys: pytest.CaptureFixture[str], field: str):
-    assert f"--{field.replace('_', '-')}" in output_of(capsys, "serve", "--help")
+def test_the_help_shows_every_flag(serve_help: str, field: str):
+    assert f"--{field.replace('_', '-')}" in serve_help
 
 
 @pytest.mark.parametrize("field", FIELDS)
-def test_every_flag_says_what_it_does(field: str):
-    arguments = app["serve"].assemble_argument_collection(parse_docstring=True)
+def test_every_flag_says_what_it_does(arguments: list[Argument], field: str):
     (argument,) = [one for one in arguments if one.name == f"--{field.replace('_', '-')}"]
 
     assert argument.parameter.help == description(field)
