@@ -359,7 +359,10 @@ def stream_lines(url: str, max_tokens: int) -> Iterator[Any]:
 
 
 def test_a_signal_lets_requests_in_flight_end(serve: Serve):
-    """One that is told over HTTP, and one over gRPC that has no credit before the signal."""
+    """One that is told over HTTP, and one over gRPC that has no credit before the signal.
+
+    The latter's Session stays open, and is told that the server stops once nobody is in flight.
+    """
     running = serve("--max-model-len", "512", "--shutdown-timeout", "100")
     lines = stream_lines(running.http, max_tokens=8)
     received = [next(lines)]
@@ -368,17 +371,22 @@ def test_a_signal_lets_requests_in_flight_end(serve: Serve):
     events: list[Any] = []
     with grpc.insecure_channel(running.grpc) as channel:
         session = ReflectedSession(channel)
+
+        def stop_once_parked() -> None:
+            for response in session.call(iter(actions.get, None)):
+                events.extend(response.events)
+                if any(event.notice.HasField("parked") for event in response.events):
+                    running.process.send_signal(signal.SIGTERM)
+                    wait_until_not_serving(channel)
+                    actions.put(session.request_class(credit={"request_id": "q", "tokens": 2}))
+
         actions.put(session.submit("q", input=generation, credit=2))
-        for response in session.call(iter(actions.get, None)):
-            events += response.events
-            if any(event.notice.HasField("parked") for event in response.events):
-                running.process.send_signal(signal.SIGTERM)
-                wait_until_not_serving(channel)
-                actions.put(session.request_class(credit={"request_id": "q", "tokens": 2}))
-            elif events[-1].HasField("finished"):
-                actions.put(None)
+        with pytest.raises(grpc.RpcError) as ended:
+            stop_once_parked()
+        actions.put(None)
     received += lines
 
+    assert ended.value.code() is grpc.StatusCode.UNAVAILABLE
     assert events[-1].finished.usage.completion_tokens == 4
     assert received[-1] == "[DONE]"
     assert received[-2]["usage"]["completion_tokens"] == 8
