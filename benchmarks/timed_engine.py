@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from cadenza.engine import loop, main
 from cadenza.engine.channel import Channel
-from cadenza.engine.models import Llama, llama, plain_layers
+from cadenza.engine.models import Decoder, decoder, plain_layers
 from cadenza.engine.runner import ModelRunner
 from cadenza.engine.sampler import Sampler
 from cadenza.kernels.decoder_layers import NativeLayers
@@ -134,12 +134,12 @@ def run(path: Path, arguments: list[str]) -> int:
     clock.around(Scheduler, "step", "scheduler")
     clock.around(Scheduler, "statistics", "scheduler")
     clock.around(ModelRunner, "logits", "batch laid out")
-    clock.around(Llama, "hidden", LAYERS)
-    clock.around(Llama, "logits", LAYERS)
+    clock.around(Decoder, "hidden", LAYERS)
+    clock.around(Decoder, "logits", LAYERS)
     clock.within_layers()
     clock.around(plain_layers, "linear", PRODUCTS)
     clock.around(plain_layers, "paged_attention", ATTENTION)
-    clock.around(llama, "linear", HEAD)
+    clock.around(decoder, "linear", HEAD)
     clock.around(Sampler, "sample", "sampling")
     status = main.main(arguments)
     path.write_text(json.dumps(clock.steps))

@@ -8,36 +8,41 @@ import torch
 
 from cadenza.checkpoints import CheckpointError, read_folder, read_gguf
 from cadenza.engine.models import (
-    FAMILIES,
+    BY_ARCHITECTURE,
+    Decoder,
+    DecoderConfig,
     FolderWeights,
     GgufWeights,
-    Llama,
-    ModelConfig,
     ProgressCallback,
     WeightSource,
     config_from_folder,
     config_from_gguf,
     folder_architecture,
+    load_decoder,
 )
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def load_model(path: Path, device: str, dtype: str, progress: ProgressCallback) -> Llama:
+def load_model(
+    path: Path,
+    device: str,
+    dtype: str,
+    progress: ProgressCallback,
+    max_model_len: int | None = None,
+) -> Decoder:
     """Load a GGUF file or a Hugging Face folder.
 
-    device: "auto", "cpu" or "cuda"; dtype: "auto", "float32" or "bfloat16". Raises
-    CheckpointError when the checkpoint is not usable, ValueError for a device or dtype that is
-    unknown or not there.
+    device: "auto", "cpu" or "cuda"; dtype: "auto", "float32" or "bfloat16"; max_model_len: tokens
+    that are asked for, None: what the model was made for. Raises CheckpointError when the
+    checkpoint is not usable, ValueError for a device or dtype that is unknown or not there.
     """
     resolved_device = resolve_device(device)
     named_dtype = named(dtype)
-    config, source = _open(path)
+    config, source = _open(path, max_model_len)
     resolved_dtype = named_dtype or best_dtype(resolved_device, source)
     with torch.inference_mode():
-        return FAMILIES[config.architecture](
-            config, source, resolved_dtype, resolved_device, progress
-        )
+        return load_decoder(config, source, resolved_dtype, resolved_device, progress)
 
 
 def resolve_device(name: str) -> torch.device:
@@ -72,19 +77,17 @@ def _cpu_multiplies_bfloat16() -> bool:
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
-def _open(path: Path) -> tuple[ModelConfig, WeightSource]:
+def _open(path: Path, max_model_len: int | None) -> tuple[DecoderConfig, WeightSource]:
     if path.is_dir():
         folder = read_folder(path)
-        _check_family(path, folder_architecture(folder))
-        return config_from_folder(folder), FolderWeights(folder)
+        architecture = folder_architecture(folder)
+        if architecture not in BY_ARCHITECTURE:
+            raise CheckpointError(
+                f"{path}: the architecture {architecture} is not supported;"
+                f" supported: {', '.join(sorted(BY_ARCHITECTURE))}."
+            )
+        config = config_from_folder(folder, BY_ARCHITECTURE[architecture], max_model_len)
+        return config, FolderWeights(folder)
     file = read_gguf(path)
-    config = config_from_gguf(file)
+    config = config_from_gguf(file, max_model_len)
     return config, GgufWeights(file, config)
-
-
-def _check_family(path: Path, architecture: str) -> None:
-    if architecture not in FAMILIES:
-        raise CheckpointError(
-            f"{path}: the architecture {architecture} is not supported;"
-            f" supported: {', '.join(sorted(FAMILIES))}."
-        )

@@ -20,7 +20,7 @@ from cadenza.engine.block_copies import BlockCopier, block_copier
 from cadenza.engine.calibration import copy_block_seconds, token_seconds, tokens_within
 from cadenza.engine.kv_cache import CacheShape, HostCache, KVCache
 from cadenza.engine.loading import load_model
-from cadenza.engine.models import Llama, ModelBatch, ProgressCallback
+from cadenza.engine.models import Decoder, ModelBatch, ProgressCallback
 from cadenza.engine.prompt_scores import PromptScorer
 from cadenza.engine.sampler import NOTHING_SAMPLED, Sampled, Sampler
 from cadenza.kernels.linear import backend
@@ -38,7 +38,7 @@ class ModelRunner:
 
     def __init__(
         self,
-        model: Llama,
+        model: Decoder,
         cache: KVCache,
         copier: BlockCopier,
         sampler: Sampler,
@@ -136,6 +136,7 @@ class RunnerFacts:
     max_num_batched_tokens: int
     device: str
     dtype: str
+    layers: str  # what computes them: "native" or "plain"
     products: str  # who multiplies matrices: "native" with a level, "onednn" or "torch"
     load_s: float
     token_s: float  # a prefill token takes; 0: not measured, because the token budget is given
@@ -155,7 +156,9 @@ def build_runner(
     _check(config)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    model = load_model(Path(config.model), config.device, config.dtype, progress)
+    model = load_model(
+        Path(config.model), config.device, config.dtype, progress, config.max_model_len
+    )
     progress("cache", 0, 0)
     cache, host = _allocate(config, model)
     sampler = Sampler(config.max_num_seqs, model.config.vocab_size, model.device)
@@ -179,6 +182,7 @@ def build_runner(
         max_num_batched_tokens=budget,
         device=model.device.type,
         dtype=str(model.dtype).removeprefix("torch."),
+        layers=model.layers,
         products=backend(model.dtype) if model.device.type == "cpu" else "torch",
         load_s=time.perf_counter() - start_s,
         token_s=token_s,
@@ -186,7 +190,7 @@ def build_runner(
     )
 
 
-def _token_seconds(runner: ModelRunner, model: Llama) -> float:
+def _token_seconds(runner: ModelRunner, model: Decoder) -> float:
     return token_seconds(
         # to the host, so that an asynchronous device has finished
         lambda plan: runner.logits(plan).cpu(),
@@ -217,7 +221,7 @@ def _check(config: EngineConfig) -> None:
         raise ValueError(f"swap_bytes is {config.swap_bytes}, negative.")
 
 
-def _allocate(config: EngineConfig, model: Llama) -> tuple[KVCache, HostCache]:
+def _allocate(config: EngineConfig, model: Decoder) -> tuple[KVCache, HostCache]:
     shape = CacheShape(
         num_layers=model.config.num_layers,
         block_size=config.block_size,
@@ -254,7 +258,7 @@ def _allocated(
         ) from error
 
 
-def _max_model_len(config: EngineConfig, model: Llama, cache: KVCache) -> int:
+def _max_model_len(config: EngineConfig, model: Decoder, cache: KVCache) -> int:
     trained = model.config.max_positions
     wanted = config.max_model_len or trained
     if wanted > trained:

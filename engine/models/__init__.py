@@ -1,20 +1,13 @@
-"""Native model families, by the name of their transformers class."""
+"""Models: those whose layers are our own, described by family."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeAlias
-
-import torch
-
 from cadenza.engine.models.batch import ModelBatch
-from cadenza.engine.models.config import (
-    ModelConfig,
-    config_from_folder,
-    config_from_gguf,
-    folder_architecture,
-)
-from cadenza.engine.models.llama import Llama, load_llama
+from cadenza.engine.models.config import DecoderConfig, ModelConfig
+from cadenza.engine.models.decoder import Decoder, load_decoder
+from cadenza.engine.models.families import BY_ARCHITECTURE, FAMILIES
+from cadenza.engine.models.folder_config import config_from_folder, folder_architecture
+from cadenza.engine.models.gguf_config import config_from_gguf
 from cadenza.engine.models.weights import (
     FolderWeights,
     GgufWeights,
@@ -23,10 +16,12 @@ from cadenza.engine.models.weights import (
 )
 
 __all__ = [
+    "BY_ARCHITECTURE",
     "FAMILIES",
+    "Decoder",
+    "DecoderConfig",
     "FolderWeights",
     "GgufWeights",
-    "Llama",
     "ModelBatch",
     "ModelConfig",
     "ProgressCallback",
@@ -34,12 +29,5 @@ __all__ = [
     "config_from_folder",
     "config_from_gguf",
     "folder_architecture",
+    "load_decoder",
 ]
-
-Loader: TypeAlias = Callable[
-    [ModelConfig, WeightSource, torch.dtype, torch.device, ProgressCallback], Llama
-]
-
-FAMILIES: dict[str, Loader] = {
-    "LlamaForCausalLM": load_llama,
-}

@@ -1,14 +1,14 @@
-"""The layers of the Llama family, put together from one operation after another.
+"""The layers of any of our families, put together from one operation after another.
 
-This is the specification of `kernels/decoder_layers`, and what runs on a GPU, or where the C++
-kernels were not compiled. Weights that read the same input are fused: queries, keys and values
-into one product, gate and up into another.
+This is the specification of `kernels/decoder_layers`, and what runs on a GPU, where the C++ kernels
+were not compiled, or where they do not have what a family needs. Weights that read the same input
+are fused: queries, keys and values into one product, gate and up into another.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -16,7 +16,11 @@ from torch import Tensor
 
 from cadenza.engine.kv_cache import KVCache
 from cadenza.engine.models.batch import ModelBatch
-from cadenza.kernels.decoder_layers import DecoderShape, LayerWeights
+from cadenza.engine.models.config import DecoderConfig
+from cadenza.engine.models.families import Activation
+from cadenza.engine.models.layer import Layer
+from cadenza.engine.models.rope import Rope
+from cadenza.kernels.gelu_mul import gelu_mul
 from cadenza.kernels.kv_write import kv_write
 from cadenza.kernels.linear import Weight, linear, pack
 from cadenza.kernels.paged_attention import (
@@ -26,93 +30,128 @@ from cadenza.kernels.paged_attention import (
     plan_attention,
 )
 from cadenza.kernels.rms_norm import rms_norm
-from cadenza.kernels.rotary_embedding import RotaryTables, rotary_embedding
+from cadenza.kernels.rotary_embedding import RotaryTables, rotary_embedding, rotary_tables
 from cadenza.kernels.silu_mul import silu_mul
+
+_GATED = {Activation.SILU: silu_mul, Activation.GELU: gelu_mul}
+
+
+class _Product(NamedTuple):
+    weight: Weight
+    bias: Tensor | None
+
+    def of(self, x: Tensor) -> Tensor:
+        if self.bias is None:
+            return linear(x, self.weight)
+        return (linear(x, self.weight, torch.float32) + self.bias).to(x.dtype)
 
 
 class _Layer(NamedTuple):
-    attention_norm: Tensor  # [hidden]
-    qkv: Weight  # [(heads + 2 kv_heads) * head_dim, hidden]
-    output: Weight  # [hidden, heads * head_dim]
-    mlp_norm: Tensor  # [hidden]
-    gate_up: Weight  # [2 * intermediate, hidden]
-    down: Weight  # [hidden, intermediate]
+    """As `Layer`, with its products packed."""
+
+    attention_norm: Tensor
+    qkv: _Product
+    query_norm: Tensor | None
+    key_norm: Tensor | None
+    output: _Product
+    attention_post_norm: Tensor | None
+    mlp_norm: Tensor
+    gate_up: _Product
+    down: _Product
+    mlp_post_norm: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What the layers share of a step, by what they may differ in."""
+
+    batch: ModelBatch
+    rotary: Mapping[Rope, RotaryTables]
+    attention: Mapping[int | None, AttentionLayout]  # by window
 
 
 class PlainLayers:
     """The layers of one model; the cache is all that a step changes."""
 
-    def __init__(
-        self, shape: DecoderShape, layers: Sequence[LayerWeights], rotary: RotaryTables
-    ) -> None:
-        self._shape = shape
+    def __init__(self, config: DecoderConfig, layers: Sequence[Layer]) -> None:
+        self._config = config
         self._layers = tuple(_packed(layer) for layer in layers)
-        self._rotary = rotary
+        device = layers[0].qkv.device
+        self._tables = {
+            rope: rotary_tables(
+                rope.frequencies().to(device), config.max_positions, rope.attention_factor
+            )
+            for rope in set(config.ropes)
+        }
         self._workspace = Workspace()
 
     def forward(self, hidden: Tensor, cache: KVCache, batch: ModelBatch) -> Tensor:
         """Return hidden [tokens, hidden] after the last layer; the cache gets keys and values."""
-        rotary = self._rotary.at(batch.positions)
-        attention = self._attention(batch, cache, hidden.device)
-        for index, layer in enumerate(self._layers):
-            hidden = self._layer(layer, hidden, cache.layer(index), batch, attention, rotary)
+        step = _Step(
+            batch,
+            {rope: tables.at(batch.positions) for rope, tables in self._tables.items()},
+            {
+                window: self._attention(batch, cache, hidden.device, window)
+                for window in set(self._config.windows)
+            },
+        )
+        for index in range(len(self._layers)):
+            hidden = self._layer(index, hidden, cache.layer(index), step)
         return hidden
 
     def _attention(
-        self, batch: ModelBatch, cache: KVCache, device: torch.device
+        self, batch: ModelBatch, cache: KVCache, device: torch.device, window: int | None
     ) -> AttentionLayout:
         return plan_attention(
             batch.num_context,
             batch.num_new,
             batch.block_tables,
             block_size=cache.shape.block_size,
-            group=self._shape.num_heads // self._shape.num_kv_heads,
-            head_dim=self._shape.head_dim,
+            group=self._config.num_heads // self._config.num_kv_heads,
+            head_dim=self._config.head_dim,
             device=device,
             workspace=self._workspace,
+            window=window,
+            softcap=self._config.attention_softcap,
         )
 
-    def _layer(
-        self,
-        layer: _Layer,
-        hidden: Tensor,
-        cache: Tensor,
-        batch: ModelBatch,
-        attention: AttentionLayout,
-        rotary: RotaryTables,
-    ) -> Tensor:
-        eps = self._shape.norm_eps
-        qkv = linear(rms_norm(hidden, layer.attention_norm, eps), layer.qkv)
-        attended = self._attend(qkv, cache, batch, attention, rotary)
-        hidden = hidden + linear(attended, layer.output)
-        normed = rms_norm(hidden, layer.mlp_norm, eps)
-        return hidden + linear(silu_mul(linear(normed, layer.gate_up)), layer.down)
+    def _layer(self, index: int, hidden: Tensor, cache: Tensor, step: _Step) -> Tensor:
+        layer, gated = self._layers[index], _GATED[self._config.activation]
+        qkv = layer.qkv.of(self._normed(hidden, layer.attention_norm))
+        attended = layer.output.of(self._attend(index, qkv, cache, step))
+        hidden = hidden + self._normed(attended, layer.attention_post_norm)
+        normed = self._normed(hidden, layer.mlp_norm)
+        added = layer.down.of(gated(layer.gate_up.of(normed)))
+        return hidden + self._normed(added, layer.mlp_post_norm)
 
-    def _attend(
-        self,
-        qkv: Tensor,
-        cache: Tensor,
-        batch: ModelBatch,
-        attention: AttentionLayout,
-        rotary: RotaryTables,
-    ) -> Tensor:
+    def _normed(self, x: Tensor, weight: Tensor | None) -> Tensor:
+        """Normalise x [..., width]; a norm that the family lacks changes nothing."""
+        return x if weight is None else rms_norm(x, weight, self._config.norm_eps)
+
+    def _attend(self, index: int, qkv: Tensor, cache: Tensor, step: _Step) -> Tensor:
         """[tokens, (heads + 2 kv_heads) * head_dim] -> [tokens, heads * head_dim]."""
-        shape = self._shape
-        heads = qkv.view(len(qkv), -1, shape.head_dim)
-        rotated = shape.num_heads + shape.num_kv_heads
-        queries_keys = rotary_embedding(heads[:, :rotated], rotary.cos, rotary.sin)
-        queries, keys = queries_keys.tensor_split((shape.num_heads,), dim=1)
-        kv_write(keys, heads[:, rotated:], cache, batch.blocks, batch.offsets)
-        scale = 1.0 / math.sqrt(shape.head_dim)
-        return paged_attention(queries, cache, attention, scale).flatten(1)
+        config, layer = self._config, self._layers[index]
+        rotary = step.rotary[config.ropes[index]]
+        heads = qkv.view(len(qkv), -1, config.head_dim)
+        ends = (config.num_heads, config.num_heads + config.num_kv_heads)
+        queries, keys, values = heads.tensor_split(ends, dim=1)
+        queries = rotary_embedding(self._normed(queries, layer.query_norm), rotary.cos, rotary.sin)
+        keys = rotary_embedding(self._normed(keys, layer.key_norm), rotary.cos, rotary.sin)
+        kv_write(keys, values, cache, step.batch.blocks, step.batch.offsets)
+        attention = step.attention[config.windows[index]]
+        return paged_attention(queries, cache, attention, config.scale).flatten(1)
 
 
-def _packed(layer: LayerWeights) -> _Layer:
+def _packed(layer: Layer) -> _Layer:
     return _Layer(
-        layer.attention_norm,
-        pack(layer.qkv),
-        pack(layer.output),
-        layer.mlp_norm,
-        pack(torch.cat((layer.gate, layer.up))),
-        pack(layer.down),
+        attention_norm=layer.attention_norm,
+        qkv=_Product(pack(layer.qkv), layer.qkv_bias),
+        query_norm=layer.query_norm,
+        key_norm=layer.key_norm,
+        output=_Product(pack(layer.output), layer.output_bias),
+        attention_post_norm=layer.attention_post_norm,
+        mlp_norm=layer.mlp_norm,
+        gate_up=_Product(pack(layer.gate_up), layer.gate_up_bias),
+        down=_Product(pack(layer.down), layer.down_bias),
+        mlp_post_norm=layer.mlp_post_norm,
     )

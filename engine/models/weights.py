@@ -15,7 +15,7 @@ from torch import Tensor
 
 from cadenza.checkpoints import CheckpointError, GgufFile, ModelFolder
 from cadenza.checkpoints.ggml_types import GGML_TYPES
-from cadenza.engine.models.config import ModelConfig
+from cadenza.engine.models.config import DecoderConfig
 
 ProgressCallback = Callable[[str, int, int], None]  # stage, done, total (0: not countable)
 
@@ -26,24 +26,43 @@ _GGUF_NAMES = {
     _EMBEDDING: "token_embd.weight",
     "model.norm.weight": "output_norm.weight",
     "lm_head.weight": "output.weight",
-    "rope_factors": "rope_freqs.weight",
 }
 _GGUF_LAYER_NAMES = {
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
+    "self_attn.qkv_proj": "attn_qkv",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
     "self_attn.o_proj": "attn_output",
     "post_attention_layernorm": "ffn_norm",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
+    "mlp.gate_up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
-_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.weight")
+_GGUF_LAYER_NAMES_WITH_POST_NORMS = _GGUF_LAYER_NAMES | {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
+_COMPUTED = "rotary_emb.inv_freq"  # what old checkpoints store, and nobody reads
 
 
 class WeightSource(Protocol):
     """Weights under transformers' names."""
+
+    @property
+    def where(self) -> str:
+        """The path, for messages."""
+        ...
+
+    @property
+    def norms_are_offset(self) -> bool:
+        """Whether what a family adds to its norms' weights is in them already."""
+        ...
 
     @property
     def is_bfloat16(self) -> bool:
@@ -57,13 +76,15 @@ class WeightSource(Protocol):
         """
         ...
 
-    def find(self, name: str, shape: tuple[int, ...]) -> Tensor | None:
-        """Like `get`, but None when it is missing."""
+    def unread(self) -> list[str]:
+        """Return the names, as stored, of layers' weights that nobody has got, sorted."""
         ...
 
 
 class FolderWeights:
     """The safetensors files of a folder, open and memory-mapped."""
+
+    norms_are_offset = False
 
     def __init__(self, folder: ModelFolder) -> None:
         from safetensors import SafetensorError, safe_open
@@ -71,7 +92,8 @@ class FolderWeights:
         self._errors = (SafetensorError, OSError, ValueError)
         self._stack = ExitStack()
         self._files: dict[str, Any] = {}
-        self._where = folder.path
+        self._read: set[str] = set()
+        self.where = str(folder.path)
         for path in folder.weights:
             try:
                 file = self._stack.enter_context(safe_open(path, framework="pt"))
@@ -87,37 +109,45 @@ class FolderWeights:
         return file is not None and file.get_slice(_EMBEDDING).get_dtype() == "BF16"
 
     def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        weight = self.find(name, shape)
-        if weight is None:
-            raise CheckpointError(f"{self._where}: the weight {name!r} is missing.")
-        return weight
-
-    def find(self, name: str, shape: tuple[int, ...]) -> Tensor | None:
         file = self._files.get(name)
         if file is None:
-            return None
+            raise CheckpointError(f"{self.where}: the weight {name!r} is missing.")
         try:
             weight: Tensor = file.get_tensor(name)
         except self._errors as error:
-            raise CheckpointError(f"{self._where}: {name!r} cannot be read: {error}.") from error
+            raise CheckpointError(f"{self.where}: {name!r} cannot be read: {error}.") from error
         if not weight.is_floating_point():
             raise CheckpointError(
-                f"{self._where}: {name!r} is of type {weight.dtype};"
+                f"{self.where}: {name!r} is of type {weight.dtype};"
                 " quantised safetensors are not supported."
             )
-        _check_shape(str(self._where), name, tuple(weight.shape), shape)
+        _check_shape(self.where, name, tuple(weight.shape), shape)
+        self._read.add(name)
         return weight
+
+    def unread(self) -> list[str]:
+        left = sorted(self._files.keys() - self._read)
+        return [name for name in left if ".layers." in name and not name.endswith(_COMPUTED)]
 
 
 class GgufWeights:
     """The tensors of a GGUF file, dequantised one at a time."""
 
-    def __init__(self, file: GgufFile, config: ModelConfig) -> None:
+    norms_are_offset = True
+
+    def __init__(self, file: GgufFile, config: DecoderConfig) -> None:
+        family = config.family
         self._file = file
-        self._heads = {
+        self._read: set[str] = set()
+        self._layer_names = (
+            _GGUF_LAYER_NAMES_WITH_POST_NORMS if family.has_post_norms else _GGUF_LAYER_NAMES
+        )
+        heads = {
             "self_attn.q_proj": config.num_heads,
             "self_attn.k_proj": config.num_kv_heads,
         }
+        self._paired_heads = heads if family.pairs_are_neighbours else {}
+        self.where = str(file.path)
 
     @property
     def is_bfloat16(self) -> bool:
@@ -125,22 +155,21 @@ class GgufWeights:
         return info is not None and GGML_TYPES[info.ggml_type].name == "BF16"
 
     def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        weight = self.find(name, shape)
-        if weight is None:
-            raise CheckpointError(f"{self._file.path}: the weight {name!r} is missing.")
-        return weight
-
-    def find(self, name: str, shape: tuple[int, ...]) -> Tensor | None:
         layer = _LAYER.fullmatch(name)
-        stored = f"blk.{layer[1]}.{_GGUF_LAYER_NAMES[layer[2]]}.weight" if layer else None
+        stored = f"blk.{layer[1]}.{self._layer_names[layer[2]]}.{layer[3]}" if layer else None
         stored = stored or _GGUF_NAMES[name]
         info = self._file.tensors.get(stored)
         if info is None:
-            return None
-        _check_shape(str(self._file.path), stored, info.shape, shape)
+            raise CheckpointError(f"{self.where}: the weight {name!r} is missing.")
+        _check_shape(self.where, stored, info.shape, shape)
+        self._read.add(stored)
         weight = torch.from_numpy(_dequantised(self._file, stored)).view(shape)
-        heads = self._heads.get(layer[2]) if layer else None
+        heads = self._paired_heads.get(layer[2]) if layer else None
         return weight if heads is None else _half_rotated(weight, heads)
+
+    def unread(self) -> list[str]:
+        left = sorted(self._file.tensors.keys() - self._read)
+        return [name for name in left if name.startswith("blk.")]
 
 
 def _check_shape(where: str, name: str, found: tuple[int, ...], expected: tuple[int, ...]) -> None:
@@ -185,6 +214,5 @@ def _dequantised(file: GgufFile, name: str) -> np.ndarray[Any, np.dtype[np.float
 
 def _half_rotated(weight: Tensor, heads: int) -> Tensor:
     """Undo llama.cpp's order of a head's rows, in which the two of a rotary pair are neighbours."""
-    rows, columns = weight.shape
-    pairs = weight.view(heads, rows // heads // 2, 2, columns)
-    return pairs.transpose(1, 2).reshape(rows, columns)
+    pairs = weight.view(heads, len(weight) // heads // 2, 2, *weight.shape[1:])
+    return pairs.transpose(1, 2).reshape(weight.shape)

@@ -55,6 +55,7 @@ class AttentionLayout:
 
     batches: tuple[PieceBatch, ...]
     decode: DecodeRows | None  # None: decoding rows are among the batches
+    softcap: float | None  # what bounds scores; None: nothing
     workspace: Workspace
 
 
@@ -83,16 +84,19 @@ def plan_attention(
     head_dim: int,
     device: torch.device,
     workspace: Workspace,
+    window: int | None = None,
+    softcap: float | None = None,
 ) -> AttentionLayout:
     """Lay out one step. Rows lie one after another, `num_new[i]` tokens each.
 
-    num_context, num_new: [rows]; block_tables: [rows, blocks]; group: query heads a KV head.
-    One workspace may serve many steps, one after another.
+    num_context, num_new: [rows]; block_tables: [rows, blocks]; group: query heads a KV head;
+    window: how many tokens one sees, itself among them, None: all before it; softcap: what bounds
+    scores, None: nothing. One workspace may serve many steps, one after another.
     """
     decode = None
     first_tokens = np.cumsum(num_new) - num_new
     rows: IntArray = np.arange(len(num_new))
-    if device.type == "cuda":
+    if device.type == "cuda" and window is None and softcap is None:  # the kernel has neither
         decoding = num_new == 1
         decode = _decode_rows(decoding, first_tokens, num_context, block_tables, device)
         rows = np.flatnonzero(~decoding)
@@ -105,11 +109,12 @@ def plan_attention(
             by_length[next(n for n in lengths if n >= piece.num_real)].append(piece)
     return AttentionLayout(
         batches=tuple(
-            _lay_out(batch, length, block_tables, block_size, group, device)
+            _lay_out(batch, length, block_tables, block_size, group, device, window)
             for length, pieces in by_length.items()
             for batch in _batches(pieces, length)
         ),
         decode=decode,
+        softcap=softcap,
         workspace=workspace,
     )
 
@@ -161,6 +166,7 @@ def _lay_out(
     block_size: int,
     group: int,
     device: torch.device,
+    window: int | None,
 ) -> PieceBatch:
     table = np.array(pieces, dtype=np.int64)  # [pieces, 4]
     row, token, count, position = table.T
@@ -173,6 +179,8 @@ def _lay_out(
     keys = np.arange(num_tiles * KEY_TILE)
     visible_to = position[:, None] + np.where(real, steps, 0)  # [pieces, length]
     hidden = keys > visible_to[:, :, None]  # [pieces, length, keys]
+    if window is not None:
+        hidden |= keys <= visible_to[:, :, None] - window
     unwritten = keys >= (position + count)[:, None]  # [pieces, keys]
 
     def to_device(array: npt.NDArray[np.generic]) -> Tensor:

@@ -1,7 +1,8 @@
 """Paged causal attention in plain torch, row-invariant on the CPU: this is the specification.
 
 For query row i and a KV head, with sᵢⱼ = scale qᵢ·kⱼ over the keys j that i may see:
-out = Σⱼ exp(sᵢⱼ - maxⱼ s) vⱼ / Σⱼ exp(sᵢⱼ - maxⱼ s). All in fp32. Scores and sums are made in
+out = Σⱼ exp(sᵢⱼ - maxⱼ s) vⱼ / Σⱼ exp(sᵢⱼ - maxⱼ s). With a softcap c, sᵢⱼ becomes c tanh(sᵢⱼ / c)
+before (https://arxiv.org/abs/2408.00118, section 2). All in fp32. Scores and sums are made in
 tiles of 64 keys; the maximum is exact in any order; sums of tiles are folded pairwise by tile
 number, so that tiles past a row's end, which are zero, leave every bit as it is.
 Source of the blocks: https://arxiv.org/abs/2309.06180
@@ -15,6 +16,7 @@ from torch import Tensor
 from cadenza.kernels.paged_attention.layout import AttentionLayout, PieceBatch
 from cadenza.kernels.paged_attention.tiles import KEY_TILE, padded_rows
 from cadenza.kernels.paged_attention.workspace import Workspace
+from cadenza.kernels.soft_cap import soft_capped_
 
 
 def paged_attention_reference(
@@ -31,7 +33,7 @@ def paged_attention_reference(
         values = _gather(cache[:, 1], batch, "values", workspace)
         # 0 times an unwritten NaN would be NaN
         values.view(-1, values.shape[3] * values.shape[4]).index_fill_(0, batch.unwritten, 0.0)
-        attended = _attend(rows, keys, values, batch.hidden, workspace)
+        attended = _attend(rows, keys, values, batch.hidden, workspace, layout.softcap)
         tokens = _token_rows(attended, batch, queries.shape[1])
         real = tokens if batch.results is None else tokens.index_select(0, batch.results)
         out.index_copy_(0, batch.targets, real.to(out.dtype))
@@ -64,7 +66,12 @@ def _gather(side: Tensor, batch: PieceBatch, name: str, workspace: Workspace) ->
 
 
 def _attend(
-    rows: Tensor, keys: Tensor, values: Tensor, hidden: Tensor, workspace: Workspace
+    rows: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    hidden: Tensor,
+    workspace: Workspace,
+    softcap: float | None,
 ) -> Tensor:
     """rows [G, W, M, D], keys and values [W, T, 64, G, D], hidden [W, T, M, 64] -> [G, W, M, D]."""
     kv_heads, pieces, num_rows, head_dim = rows.shape
@@ -79,6 +86,8 @@ def _attend(
             out=scores[head],
         )
     weights = scores.view(kv_heads, pieces, tiles, num_rows, KEY_TILE)
+    if softcap is not None:
+        soft_capped_(weights, softcap)
     weights.masked_fill_(hidden, float("-inf"))
     most = weights.amax(dim=4, keepdim=True).amax(dim=2, keepdim=True)
     weights.sub_(most).exp_()

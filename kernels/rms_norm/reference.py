@@ -11,5 +11,10 @@ from torch import Tensor
 
 
 def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Normalise x [rows, width] by row, in fp32, and scale by weight [width]; dtype of x."""
-    return torch.nn.functional.rms_norm(x, weight.shape, weight, eps)
+    """Normalise x [..., width] by row, in fp32, and scale by weight [width]; dtype of x.
+
+    A weight may be wider than x: then x is scaled before it is rounded.
+    """
+    dtype = torch.promote_types(x.dtype, weight.dtype)
+    scaled = torch.nn.functional.rms_norm(x.to(dtype), weight.shape, weight.to(dtype), eps)
+    return scaled.to(x.dtype)

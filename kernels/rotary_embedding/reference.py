@@ -12,10 +12,11 @@ from torch import Tensor
 
 
 def rotary_embedding_reference(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate x [tokens, heads, head_dim] by cos and sin [tokens, 1, head_dim / 2] (fp32).
+    """Rotate x [tokens, heads, head_dim] by cos and sin [tokens, 1, rotated / 2] (fp32).
 
-    Computes in fp32 and returns the dtype of x.
+    Dimensions from the rotated ones on stay. Computes in fp32 and returns the dtype of x.
     """
-    first, second = x.float().chunk(2, dim=-1)
-    rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    half = cos.shape[-1]
+    first, second, rest = x.float().tensor_split((half, 2 * half), dim=-1)
+    rotated = torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
     return rotated.to(x.dtype)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 class RotaryTables(NamedTuple):
-    """cos and sin, each [positions, 1, head_dim / 2], fp32."""
+    """cos and sin, each [positions, 1, rotated / 2], fp32."""
 
     cos: Tensor
     sin: Tensor
@@ -25,8 +25,11 @@ class RotaryTables(NamedTuple):
         )
 
 
-def rotary_tables(frequencies: Tensor, num_positions: int) -> RotaryTables:
-    """Tabulate angles position · frequency for frequencies [head_dim / 2] in radians a token."""
+def rotary_tables(frequencies: Tensor, num_positions: int, factor: float = 1.0) -> RotaryTables:
+    """Tabulate angles position · frequency for frequencies [rotated / 2] in radians a token.
+
+    factor: what cosines and sines are multiplied by, and with them whatever is rotated.
+    """
     positions = torch.arange(num_positions, dtype=torch.float32, device=frequencies.device)
     angles = torch.outer(positions, frequencies.float()).unsqueeze(1)
-    return RotaryTables(angles.cos(), angles.sin())
+    return RotaryTables(angles.cos().mul_(factor), angles.sin().mul_(factor))

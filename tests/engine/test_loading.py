@@ -122,17 +122,24 @@ BROKEN_FOLDERS: dict[str, tuple[Damage, str]] = {
         "a context of 1000000000000000",
     ),
     "another activation": (
-        lambda f: configure(f, hidden_act="gelu"),
-        "the activation 'gelu' is not supported",
+        lambda f: configure(f, hidden_act="relu"),
+        "the activation 'relu' is not supported",
     ),
-    "biases": (lambda f: configure(f, attention_bias=True), "attention_bias are not supported"),
+    "biases that are missing": (
+        lambda f: configure(f, attention_bias=True),
+        "the weight 'model.layers.0.self_attn.q_proj.bias' is missing",
+    ),
+    "a layer too few": (
+        lambda f: configure(f, num_hidden_layers=1),
+        "'model.layers.1.input_layernorm.weight' is not a weight of a Llama model that is",
+    ),
     "quantised": (
         lambda f: configure(f, quantization_config={"quant_method": "gptq", "bits": 4}),
         "quantised safetensors are not supported",
     ),
     "other rotary scaling": (
-        lambda f: configure(f, rope_parameters={**DEFAULT_ROPE, "rope_type": "yarn", "factor": 2}),
-        "rotary scaling of the type 'yarn' is not supported",
+        lambda f: configure(f, rope_parameters={**DEFAULT_ROPE, "rope_type": "proportional"}),
+        "rotary scaling of the type 'proportional' is not supported",
     ),
     "a theta that is no number": (
         lambda f: configure(f, rope_parameters={"rope_type": "default", "rope_theta": "x"}),
@@ -339,13 +346,17 @@ BROKEN_GGUFS: dict[str, tuple[Damage, str]] = {
         "'blk.0.ffn_up.weight' has the shape [10, 13], expected [10, 12]",
     ),
     "unknown storage": (lambda p: (write_gguf(p), flip_type(p)), "stored as I8"),
-    "biases": (
+    "one bias of three": (
         lambda p: write_gguf(p, shapes={"blk.0.attn_q.bias": (12,)}),
-        "biases ('blk.0.attn_q.bias') are not supported",
+        "'model.layers.0.self_attn.k_proj.bias' is missing",
+    ),
+    "a weight too many": (
+        lambda p: write_gguf(p, shapes={"blk.0.attn_q_norm": (6,)}),
+        "'blk.0.attn_q_norm.weight' is not a weight of a Llama model that is configured",
     ),
     "half rotated": (lambda p: write_gguf(p, {"rope.dimension_count": 4}), "rotating 4 of 6"),
     "experts": (lambda p: write_gguf(p, {"expert_count": 8}), "mixture-of-experts"),
-    "other scaling": (lambda p: write_gguf(p, {"rope.scaling.type": "yarn"}), "the type 'yarn'"),
+    "other scaling": (lambda p: write_gguf(p, {"rope.scaling.type": "ntk"}), "the type 'ntk'"),
     "endless scaling": (
         lambda p: write_gguf(
             p, {"rope.scaling.type": "linear", "rope.scaling.factor": float("inf")}

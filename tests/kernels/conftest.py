@@ -97,7 +97,9 @@ class PagedStep:
     cache: Tensor  # [num_blocks, 2, block_size, kv_heads, head_dim]
     block_tables: np.ndarray
 
-    def layout(self, device: str = "cpu") -> AttentionLayout:
+    def layout(
+        self, device: str = "cpu", window: int | None = None, softcap: float | None = None
+    ) -> AttentionLayout:
         num_new = np.array(self.num_new)
         return plan_attention(
             np.array(self.lengths) - num_new,
@@ -108,9 +110,13 @@ class PagedStep:
             head_dim=self.queries.shape[2],
             device=torch.device(device),
             workspace=Workspace(),
+            window=window,
+            softcap=softcap,
         )
 
-    def exact(self, scale: float) -> Tensor:
+    def exact(
+        self, scale: float, window: int | None = None, softcap: float | None = None
+    ) -> Tensor:
         """Attend densely, in double precision, one query after another."""
         out, token = [], 0
         for length, num_new, keys in zip(self.lengths, self.num_new, self.keys, strict=True):
@@ -118,8 +124,11 @@ class PagedStep:
             k, v = keys.double().repeat_interleave(group, dim=2).unbind(1)
             for position in range(length - num_new, length):
                 q = self.queries[token].double()
-                scores = torch.einsum("hd,lhd->hl", q, k[: position + 1]) * scale
-                out.append(torch.einsum("hl,lhd->hd", scores.softmax(-1), v[: position + 1]))
+                seen = slice(0 if window is None else max(0, position + 1 - window), position + 1)
+                scores = torch.einsum("hd,lhd->hl", q, k[seen]) * scale
+                if softcap is not None:
+                    scores = softcap * torch.tanh(scores / softcap)
+                out.append(torch.einsum("hl,lhd->hd", scores.softmax(-1), v[seen]))
                 token += 1
         return torch.stack(out)
 

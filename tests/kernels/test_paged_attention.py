@@ -47,6 +47,20 @@ def test_it_attends_as_dense_attention_does(
     assert out.dtype == dtype
 
 
+@pytest.mark.parametrize("limits", [{"window": 1}, {"window": 70}, {"softcap": 1.5}], ids=str)
+def test_windows_and_softcaps_are_those_of_dense_attention(
+    limits: dict[str, Any], make_step: MakeStep
+) -> None:
+    shape = SHAPES[0]
+    counts = [(1, 1), (300, 1), (70, 1), (71, 1), (130, 130), (200, 66)]
+    rows = [_row(length, new, shape, torch.float32, i) for i, (length, new) in enumerate(counts)]
+    step = make_step([q for q, _ in rows], [k for _, k in rows], shape[3])
+
+    out = paged_attention(step.queries, step.cache, step.layout(**limits), SCALE)
+
+    torch.testing.assert_close(out.double(), step.exact(SCALE, **limits), rtol=1e-5, atol=5e-6)
+
+
 @pytest.mark.parametrize("fixed_length", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(9, 3, 64, 16), (4, 4, 80, 8), (8, 1, 32, 128)])

@@ -35,3 +35,12 @@ def test_a_row_is_the_same_in_any_batch(width: int, dtype: torch.dtype, threads:
     weight = randn(width, dtype=dtype, seed=1)
     x = randn(MOST_ROWS, width, dtype=dtype)
     assert_rows_are_independent(lambda rows: rms_norm(rows, weight, EPS), x)
+
+
+def test_a_wider_weight_scales_before_the_result_is_rounded():
+    x, weight = randn(4, 33, dtype=torch.bfloat16), 1.0 + 0.1 * randn(33)
+
+    found = rms_norm(x, weight, 1e-6)
+
+    assert found.dtype == torch.bfloat16
+    assert torch.equal(found, rms_norm(x.float(), weight, 1e-6).bfloat16())

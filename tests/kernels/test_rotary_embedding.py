@@ -52,3 +52,22 @@ def test_an_angle_is_the_same_in_a_longer_table():
 
     assert torch.equal(short.cos, long.cos[:77])
     assert torch.equal(short.sin, long.sin[:77])
+
+
+def test_dimensions_past_the_rotated_ones_stay():
+    x = randn(3, 2, 10)
+    tables = rotary_tables(torch.tensor([1.0, 0.1, 0.01]), 3)
+
+    found = rotary_embedding(x, tables.cos, tables.sin)
+
+    assert torch.equal(found[..., 6:], x[..., 6:])
+    assert torch.equal(found[..., :6], rotary_embedding(x[..., :6], tables.cos, tables.sin))
+
+
+def test_a_factor_stretches_what_is_rotated():
+    x = randn(3, 2, 6)
+    once, twice = (rotary_tables(torch.tensor([1.0, 0.1, 0.01]), 3, f) for f in (1.0, 2.0))
+
+    found = rotary_embedding(x, twice.cos, twice.sin)
+
+    assert torch.equal(found, 2.0 * rotary_embedding(x, once.cos, once.sin))

@@ -1,0 +1,166 @@
+"""A model of one of our families: embedding, layers, norm and head."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from cadenza.engine.kv_cache import KVCache
+from cadenza.engine.models.batch import ModelBatch
+from cadenza.engine.models.config import DecoderConfig
+from cadenza.engine.models.families import Activation
+from cadenza.engine.models.layer import Layer
+from cadenza.engine.models.loader import Loader
+from cadenza.engine.models.plain_layers import PlainLayers
+from cadenza.engine.models.weights import ProgressCallback, WeightSource
+from cadenza.kernels.decoder_layers import DecoderShape, LayerWeights, NativeLayers, is_supported
+from cadenza.kernels.linear import Weight, linear, pack
+from cadenza.kernels.rms_norm import rms_norm
+from cadenza.kernels.rotary_embedding import rotary_tables
+from cadenza.kernels.soft_cap import soft_capped_
+
+_EMBEDDING = "model.embed_tokens.weight"
+
+
+class Decoder:
+    """A loaded model. Stateless: all that a step changes is in the cache."""
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        embedding: Tensor,
+        layers: NativeLayers | PlainLayers,
+        norm: Tensor,
+        head: Weight,
+    ) -> None:
+        self.config = config
+        self._embedding = embedding
+        # rounded as transformers does, which multiplies in the model's dtype
+        self._embedding_scale = torch.tensor(config.embedding_scale, dtype=embedding.dtype)
+        self._layers = layers
+        self._norm = norm
+        self._head = head
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._embedding.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self._embedding.device
+
+    @property
+    def layers(self) -> str:
+        """What computes the layers: native or plain."""
+        return "plain" if isinstance(self._layers, PlainLayers) else "native"
+
+    def hidden(self, batch: ModelBatch, cache: KVCache) -> Tensor:
+        """Compute all tokens of the batch, write their keys and values.
+
+        Returns what comes out of the last layer, [tokens, hidden]: of the model's dtype, or fp32.
+        """
+        hidden = self._embedding.index_select(0, batch.tokens)
+        if self.config.family.scales_embeddings:
+            hidden.mul_(self._embedding_scale)
+        if isinstance(self._layers, PlainLayers):
+            return self._layers.forward(hidden, cache, batch)
+        return self._layers.forward(
+            hidden.float(),
+            cache.blocks,
+            positions=batch.positions,
+            blocks=batch.blocks,
+            offsets=batch.offsets,
+            num_context=batch.num_context,
+            num_new=batch.num_new,
+            block_tables=batch.block_tables,
+        )
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return the logits after tokens that `hidden` computed, [tokens, vocab_size], fp32."""
+        normed = rms_norm(hidden, self._norm, self.config.norm_eps)
+        logits = linear(normed.to(self.dtype), self._head, torch.float32)
+        if self.config.logits_softcap is None:
+            return logits
+        return soft_capped_(logits, self.config.logits_softcap)
+
+
+def load_decoder(
+    config: DecoderConfig,
+    source: WeightSource,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: ProgressCallback,
+) -> Decoder:
+    """Build the model from its weights.
+
+    Raises CheckpointError as `WeightSource.get` does.
+    """
+    loader = Loader(config, source, dtype, device)
+    layers = []
+    for index in range(config.num_layers):
+        progress("weights", index, config.num_layers)
+        layers.append(loader.layer(index))
+    loader.check_all_are_read()
+    embedding = loader.tensor(_EMBEDDING, config.vocab_size, config.hidden_size)
+    head = embedding
+    if not config.tied_embeddings:
+        head = loader.tensor("lm_head.weight", config.vocab_size, config.hidden_size)
+    norm = loader.norm("model.norm")
+    kind = _native_layers if has_native_layers(config, dtype, device) else PlainLayers
+    model = Decoder(config, embedding, kind(config, layers), norm, pack(head))
+    progress("weights", config.num_layers, config.num_layers)
+    return model
+
+
+def has_native_layers(config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> bool:
+    """Tell whether the native layers compute what `config` describes."""
+    family = config.family
+    has_more = (
+        config.activation is not Activation.SILU
+        or config.has_qkv_bias
+        or config.has_output_bias
+        or config.has_mlp_bias
+        or family.has_query_key_norms
+        or family.has_post_norms
+        or config.attention_softcap is not None
+        or any(window is not None for window in config.windows)
+        or config.scale != 1.0 / math.sqrt(config.head_dim)
+        or len(set(config.ropes)) > 1
+        or config.ropes[0].rotated != config.head_dim
+    )
+    return not has_more and is_supported(_shape(config), dtype, device)
+
+
+def _shape(config: DecoderConfig) -> DecoderShape:
+    return DecoderShape(
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        norm_eps=config.norm_eps,
+    )
+
+
+def _native_layers(config: DecoderConfig, layers: list[Layer]) -> NativeLayers:
+    rope = config.ropes[0]
+    return NativeLayers(
+        _shape(config),
+        [_native(layer) for layer in layers],
+        rotary_tables(rope.frequencies(), config.max_positions, rope.attention_factor),
+    )
+
+
+def _native(layer: Layer) -> LayerWeights:
+    gate, up = layer.gate_up.chunk(2)
+    return LayerWeights(
+        attention_norm=layer.attention_norm,
+        qkv=layer.qkv,
+        output=layer.output,
+        mlp_norm=layer.mlp_norm,
+        gate=gate,
+        up=up,
+        down=layer.down,
+    )
