@@ -10,6 +10,7 @@ import sysconfig
 import tarfile
 import tomllib
 import zipfile
+from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path, PurePosixPath
 
@@ -34,6 +35,7 @@ def tracked() -> list[PurePosixPath]:
     return [PurePosixPath(name) for name in listed if name and (ROOT / name).exists()]
 
 
+@cache
 def setuptools_table() -> dict[str, object]:
     with (ROOT / "pyproject.toml").open("rb") as file:
         return tomllib.load(file)["tool"]["setuptools"]
