@@ -31,6 +31,9 @@ AGAINST ?= origin/main
 # As the service starts its engine: threads that spin for long stop each other on shared cores
 export GOMP_SPINCOUNT ?= 1000
 
+# Without bytecode on disk, each worker compiles all tests again, for ten seconds
+unexport PYTHONDONTWRITEBYTECODE
+
 # A file's tests share what is slow to build. In their order the long files come before the short
 SPREAD := --dist=loadscope --no-loadscope-reorder
 
