@@ -40,7 +40,7 @@ SPREAD := --dist=loadscope --no-loadscope-reorder
 VENV := .venv
 PYTHON := $(VENV)/bin/python -P
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet
-FOLDERS := checkpoints cli engine kernels policies scheduler service testing wire
+FOLDERS := checkpoints cli engine kernels policies scheduler service simulator testing wire
 PACKAGES := $(FOLDERS) protos/cadenza/v1
 
 .PHONY: serve test check test-extra test-gpu soak soak-grpc clients breaking protos install \

@@ -13,6 +13,7 @@ from cadenza.cli.errors import UsageError
 from cadenza.cli.options import ChatOptions, ServeOptions, ServerOptions
 from cadenza.cli.output import OutputError, complain
 from cadenza.cli.policies import policies
+from cadenza.cli.simulation_options import SimulateOptions
 
 _NO_READER = 128 + 13
 Shell = Literal["bash", "zsh", "fish"]
@@ -85,6 +86,20 @@ def chat(
     from cadenza.cli.chat import run
 
     return run(ServerOptions(server=server), question, options or ChatOptions())
+
+
+@app.command
+def simulate(trace: str, /, *, options: SimulateOptions | None = None) -> int:
+    """Try policies on a trace of requests, with the service's scheduler on a virtual clock.
+
+    Parameters
+    ----------
+    trace
+        A trace of any known format, a file of `cadenza serve --record`, or synthetic:NAME=VALUE,...
+    """
+    from cadenza.cli.simulate import run
+
+    return run(trace, options or SimulateOptions())
 
 
 @app.command

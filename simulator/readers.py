@@ -1,0 +1,181 @@
+"""Reads traces of any known format, which is told by what a file holds, not by its name."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from cadenza.policies.errors import quoted
+from cadenza.simulator.errors import SimulatorError
+from cadenza.simulator.json_lines import read_json_lines
+from cadenza.simulator.trace import Trace, TraceRequest, in_order
+
+FORMATS = (
+    "Azure CSV (TIMESTAMP, ContextTokens, GeneratedTokens), "
+    "BurstGPT CSV (Timestamp, Request tokens, Response tokens), "
+    "CSV with tenants (timestamp_s, client_id, input_tokens, output_tokens), "
+    "Mooncake JSONL (timestamp, input_length, output_length, hash_ids), "
+    "Bailian JSONL (the same with chat_id), or a file of `cadenza serve --record`"
+)
+_MAX_BYTES = 4 << 30
+_MOMENT = re.compile(r"(.*?\d\d:\d\d:\d\d)(\.\d+)?(.*)")
+
+Row = Mapping[str, str]
+Parse = Callable[[Row], TraceRequest]
+
+
+class _Layout(NamedTuple):
+    """A CSV format: the columns that it must have, and a request of a row."""
+
+    kind: str
+    columns: frozenset[str]
+    parse: Parse
+
+
+def read_trace(path: Path) -> Trace:
+    """All requests of a file that got at least one token, in the order of arrival, from 0 s on.
+
+    Raises:
+        SimulatorError: it cannot be read, is of no known format, or has a line that is wrong.
+    """
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise SimulatorError(f"{path} is larger than {_MAX_BYTES >> 30} GiB")
+        text = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise SimulatorError(f"{path} cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise SimulatorError(f"{path} is no text, so no trace") from error
+    head = text.lstrip()[:1]
+    if not head:
+        raise SimulatorError(f"{path} is empty")
+    trace = read_json_lines(str(path), text) if head == "{" else _read_csv(str(path), text)
+    return _begun(trace)
+
+
+def _begun(trace: Trace) -> Trace:
+    """Without requests that have no answer, the first of the others at 0 s."""
+    able = in_order([each for each in trace.requests if each.output_tokens > 0])
+    if not able:
+        raise SimulatorError(f"{trace.source} has no request with an output")
+    begin_s = able[0].arrival_s
+    requests = [each._replace(arrival_s=each.arrival_s - begin_s) for each in able]
+    missing = len(trace.requests) - len(able)
+    notes = (f"{missing} requests without an output left out",) if missing else ()
+    return Trace(
+        source=trace.source,
+        kind=trace.kind,
+        requests=requests,
+        block_tokens=trace.block_tokens,
+        notes=notes,
+    )
+
+
+def _read_csv(source: str, text: str) -> Trace:
+    rows = csv.reader(io.StringIO(text))
+    try:
+        names = [name.strip() for name in next(rows)]
+        layout = _layout(source, names)
+        requests = [*_requests(source, layout, names, rows)]
+    except csv.Error as error:
+        raise SimulatorError(f"{source}, line {rows.line_num}: {error}") from error
+    return Trace(source=source, kind=layout.kind, requests=requests)
+
+
+def _layout(source: str, names: Sequence[str]) -> _Layout:
+    for layout in _LAYOUTS:
+        if layout.columns <= {*names}:
+            return layout
+    told = ", ".join(name[:40] for name in names[:12])
+    raise SimulatorError(
+        f"{source} is of no known format: its columns are {told}. Known are {FORMATS}"
+    )
+
+
+def _requests(
+    source: str, layout: _Layout, names: Sequence[str], rows: Iterable[Sequence[str]]
+) -> Iterator[TraceRequest]:
+    for number, values in enumerate(rows, start=2):
+        if not any(values):
+            continue
+        if len(values) != len(names):
+            raise SimulatorError(
+                f"{source}, line {number}: {len(values)} values for {len(names)} columns"
+            )
+        try:
+            yield layout.parse(dict(zip(names, values, strict=True)))
+        except SimulatorError as error:
+            raise SimulatorError(f"{source}, line {number}: {error}") from error
+
+
+def _azure(row: Row) -> TraceRequest:
+    return TraceRequest(
+        _moment(row["TIMESTAMP"]), _prompt(row["ContextTokens"]), _count(row["GeneratedTokens"])
+    )
+
+
+def _burst_gpt(row: Row) -> TraceRequest:
+    return TraceRequest(
+        _seconds(row["Timestamp"]), _prompt(row["Request tokens"]), _count(row["Response tokens"])
+    )
+
+
+def _with_tenants(row: Row) -> TraceRequest:
+    return TraceRequest(
+        _seconds(row["timestamp_s"]),
+        _prompt(row["input_tokens"]),
+        _count(row["output_tokens"]),
+        tenant=row["client_id"].strip(),
+    )
+
+
+_LAYOUTS = (
+    _Layout("Azure", frozenset({"TIMESTAMP", "ContextTokens", "GeneratedTokens"}), _azure),
+    _Layout("BurstGPT", frozenset({"Timestamp", "Request tokens", "Response tokens"}), _burst_gpt),
+    _Layout(
+        "tenants",
+        frozenset({"timestamp_s", "client_id", "input_tokens", "output_tokens"}),
+        _with_tenants,
+    ),
+)
+
+
+def _prompt(text: str) -> int:
+    """At least one token, without which nothing can be computed."""
+    return max(1, _count(text))
+
+
+def _count(text: str) -> int:
+    number = _seconds(text)
+    if number != int(number) or not 0 <= number < 1 << 31:
+        raise SimulatorError(f"{quoted(text)} is no number of tokens")
+    return int(number)
+
+
+def _seconds(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError as error:
+        raise SimulatorError(f"{quoted(text)} is no number") from error
+    if not math.isfinite(number):
+        raise SimulatorError(f"{quoted(text)} is no number that can be used")
+    return number
+
+
+def _moment(text: str) -> float:
+    """Seconds of a date and time, with up to 7 digits behind the point; of UTC, unless it says."""
+    found = _MOMENT.fullmatch(text.strip())
+    if found is None:
+        raise SimulatorError(f"{quoted(text)} is no date and time")
+    whole, fraction, zone = found.groups()
+    try:
+        moment = datetime.fromisoformat(f"{whole}{zone or '+00:00'}")
+    except ValueError as error:
+        raise SimulatorError(f"{quoted(text)} is no date and time") from error
+    return moment.timestamp() + float(fraction or 0)

@@ -1,0 +1,110 @@
+"""What a simulated run brought, request by request and step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from cadenza.scheduler.config import SchedulerConfig
+from cadenza.scheduler.report import Statistics
+from cadenza.simulator.trace import Trace
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    """One element a forward pass, in time order."""
+
+    began_s: FloatArray
+    took_s: FloatArray
+    tokens: IntArray  # computed
+    running: IntArray  # rows with a seat
+    waiting: IntArray  # rows without one, once this step's admissions are over
+    held_blocks: IntArray  # by running rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokens:
+    """One element an output token, as they were sampled."""
+
+    request: npt.NDArray[np.int32]  # index in the trace
+    time_s: FloatArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A trace under a profile. Arrays by request have one element each, in the trace's order.
+
+    Times are from the trace's beginning; nan: it never came to that.
+    """
+
+    name: str  # of the profile
+    trace: Trace
+    config: SchedulerConfig
+    admitted_s: FloatArray  # first seat
+    first_s: FloatArray  # token
+    last_s: FloatArray
+    generated: IntArray  # tokens
+    longest_gap_s: FloatArray  # between two tokens; nan with fewer
+    preemptions: IntArray
+    cached_tokens: IntArray  # at the first admission
+    refused: Sequence[tuple[int, str]]  # requests that could not run at all, and why
+    failed: Sequence[int]  # requests that the watchdog gave up
+    causes: dict[str, int]  # of preemptions -> how often
+    swapped_tokens: int  # that were copied to the host, in whole blocks
+    statistics: Statistics  # at the end
+    steps: Steps
+    tokens: Tokens
+
+    @property
+    def arrival_s(self) -> FloatArray:
+        return np.array([each.arrival_s for each in self.trace.requests])
+
+    @property
+    def ttft_s(self) -> FloatArray:
+        """From arrival to the first token."""
+        return self.first_s - self.arrival_s
+
+    @property
+    def tpot_s(self) -> FloatArray:
+        """Mean time between tokens; nan of a request with fewer than two."""
+        further = np.where(self.generated > 1, self.generated - 1.0, np.nan)
+        return (self.last_s - self.first_s) / further
+
+    @property
+    def e2e_s(self) -> FloatArray:
+        """From arrival to the last token."""
+        return self.last_s - self.arrival_s
+
+    @property
+    def is_whole(self) -> npt.NDArray[np.bool_]:
+        """Whether a request got all that the trace has of it."""
+        wanted = np.array([each.output_tokens for each in self.trace.requests])
+        whole: npt.NDArray[np.bool_] = self.generated == wanted
+        return whole
+
+    @property
+    def span_s(self) -> float:
+        """From the trace's beginning to the last step's end."""
+        steps = self.steps
+        return float(steps.began_s[-1] + steps.took_s[-1]) if len(steps.took_s) else 0.0
+
+    @property
+    def queued_s(self) -> float:
+        """Time in which somebody waited although a step was under way."""
+        return float(self.steps.took_s[self.steps.waiting > 0].sum())
+
+
+def longest_gaps(tokens: Tokens, num_requests: int) -> FloatArray:
+    """By request, the longest time between two of its tokens; nan where there are not two."""
+    order = np.argsort(tokens.request, kind="stable")
+    request, time_s = tokens.request[order], tokens.time_s[order]
+    same = request[1:] == request[:-1]
+    longest = np.full(num_requests, -np.inf)
+    np.maximum.at(longest, request[1:][same], np.diff(time_s)[same])
+    return np.where(np.isinf(longest), np.nan, longest)

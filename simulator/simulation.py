@@ -1,0 +1,230 @@
+"""A trace through the service's scheduler, on a virtual clock, with a machine that is only a cost.
+
+What decides is `Scheduler`, `Decisions` and `Profile` as they are in the engine; what is made up
+is how long a step takes, and which tokens come. As in the engine's loop, who arrives while a step
+is computed is met by the next one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from cadenza.policies.decisions import Decisions
+from cadenza.policies.profile import Profile
+from cadenza.scheduler.config import SchedulerConfig
+from cadenza.scheduler.costs import CostModel
+from cadenza.scheduler.decisions import Admitted, Finished, Preempted
+from cadenza.scheduler.plan import StepOutcome, StepPlan, StepTimes
+from cadenza.scheduler.report import StepReport
+from cadenza.scheduler.request import Arrival, Refused
+from cadenza.scheduler.scheduler import Scheduler
+from cadenza.scheduler.states import FinishReason
+from cadenza.simulator.machines import Machine
+from cadenza.simulator.run import Run, Steps, Tokens, longest_gaps
+from cadenza.simulator.step_time import work_of
+from cadenza.simulator.trace import Prompts, Trace
+
+EOS = 0  # no prompt has it
+_IDLE_S = 0.001  # until a scheduler that keeps everybody out is asked again
+_TOLD_EVERY = 256  # steps
+
+Progress = Callable[[int], None]
+
+
+class Simulation:
+    """One run. Deterministic: neither the machine that it runs on nor its clock matters."""
+
+    def __init__(
+        self,
+        name: str,
+        trace: Trace,
+        config: SchedulerConfig,
+        profile: Profile,
+        machine: Machine,
+        *,
+        max_tokens: int = 0,
+    ) -> None:
+        """Prepare a run.
+
+        Args:
+            name: of the profile, in reports.
+            trace: who asks for what.
+            config: limits; `EOS` must be its only end token.
+            profile: whose policies decide; fresh, as they remember.
+            machine: what steps and copies cost.
+            max_tokens: that requests ask for whose trace does not say it; 0: what they get.
+        """
+        self._name, self._trace, self._config = name, trace, config
+        self._machine, self._max_tokens = machine, max_tokens
+        costs = CostModel(
+            token_s=machine.step_time.token_s,
+            copy_block_s=machine.copy_token_s * config.block_size,
+        )
+        self._scheduler = Scheduler(config, Decisions(profile), costs)
+        self._prompts = Prompts(trace)
+        num = len(trace.requests)
+        self._own = np.array([self._prompts.own(index) for index in range(num)], dtype=np.int32)
+        self._wanted = np.array([each.output_tokens for each in trace.requests], dtype=np.int64)
+        self._now_s = 0.0
+        self._num_arrived = 0
+        self._generated = np.zeros(num, dtype=np.int64)
+        self._admitted_s, self._first_s, self._last_s = (np.full(num, np.nan) for _ in range(3))
+        self._preemptions, self._cached = (np.zeros(num, dtype=np.int64) for _ in range(2))
+        self._refused: list[tuple[int, str]] = []
+        self._failed: list[int] = []
+        self._causes: Counter[str] = Counter()
+        self._swapped_tokens = 0
+        self._steps: list[tuple[float, float, int, int, int, int]] = []
+        self._sampled: list[npt.NDArray[np.int32]] = []
+        self._sampled_s: list[float] = []
+
+    def run(self, on_progress: Progress | None = None) -> Run:
+        """Everything from the first arrival to the last token.
+
+        `on_progress` is told now and then how many requests have ended.
+        """
+        outcome: StepOutcome | None = None
+        while True:
+            self._arrive()
+            report, plan = self._scheduler.step(self._now_s, outcome)
+            self._follow(report)
+            if plan is not None:
+                outcome = self._execute(plan)
+                if on_progress is not None and len(self._steps) % _TOLD_EVERY == 0:
+                    on_progress(self._num_arrived - self._num_here())
+                continue
+            outcome = None
+            if not self._pass_time():
+                return self._result()
+
+    def _num_here(self) -> int:
+        statistics = self._scheduler.statistics()
+        return statistics.running + statistics.waiting
+
+    def _arrive(self) -> None:
+        """Add all who have come by now."""
+        requests = self._trace.requests
+        while (
+            self._num_arrived < len(requests)
+            and requests[self._num_arrived].arrival_s <= self._now_s
+        ):
+            self._add(self._num_arrived)
+            self._num_arrived += 1
+
+    def _add(self, index: int) -> None:
+        request = self._trace.requests[index]
+        asked = request.max_tokens or self._max_tokens
+        arrival = Arrival(
+            request=index,
+            prompt=self._prompts.prompt(index),
+            max_tokens=max(asked, request.output_tokens),
+            priority=request.priority,
+            tenant=request.tenant,
+            ttft_target_s=request.ttft_target_s,
+            tpot_target_s=request.tpot_target_s,
+        )
+        try:
+            self._scheduler.add(arrival, self._now_s)
+        except Refused as refusal:
+            self._refused.append((index, str(refusal)))
+
+    def _execute(self, plan: StepPlan) -> StepOutcome:
+        """Let the time of a pass go by, and sample."""
+        machine, statistics = self._machine, self._scheduler.statistics()
+        num_rows = plan.num_rows
+        forward_s = (
+            machine.step_time.seconds(work_of(plan.num_new, plan.num_context)) if num_rows else 0.0
+        )
+        block_s = machine.copy_token_s * plan.block_size
+        times = StepTimes(
+            forward_s=forward_s,
+            swap_out_s=block_s * len(plan.copies.swap_out),
+            swap_in_s=block_s * len(plan.copies.swap_in),
+        )
+        self._swapped_tokens += plan.block_size * len(plan.copies.swap_out)
+        took_s = sum(times)
+        held = statistics.total_blocks - statistics.free_blocks - statistics.cached_blocks
+        self._steps.append(
+            (self._now_s, took_s, plan.num_tokens, statistics.running, statistics.waiting, held)
+        )
+        self._now_s += took_s
+        return self._sample(plan, times)
+
+    def _sample(self, plan: StepPlan, times: StepTimes) -> StepOutcome:
+        """Each request's own token, and the end where the trace has it."""
+        requests = plan.sample_requests
+        generated = self._generated[requests] + 1
+        self._generated[requests] = generated
+        self._first_s[requests[generated == 1]] = self._now_s
+        self._last_s[requests] = self._now_s
+        self._sampled.append(requests.astype(np.int32))
+        self._sampled_s.append(self._now_s)
+        ended = generated >= self._wanted[requests]
+        return StepOutcome(
+            step_id=plan.step_id,
+            tokens=np.where(ended, np.int32(EOS), self._own[requests]),
+            failed=np.zeros(len(requests), dtype=bool),
+            times=times,
+        )
+
+    def _follow(self, report: StepReport) -> None:
+        """Note who entered, who left and why."""
+        for decision in report.decisions:
+            match decision:
+                case Admitted():
+                    self._admitted_s[decision.request] = decision.time_s
+                    self._cached[decision.request] = decision.cached_tokens
+                case Preempted():
+                    self._preemptions[decision.request] += 1
+                    self._causes[decision.cause.value] += 1
+                case Finished(reason=FinishReason.FAILED):
+                    self._failed.append(decision.request)
+
+    def _pass_time(self) -> bool:
+        """Go on to when something may happen; False: nothing ever will."""
+        is_last = self._num_arrived == len(self._trace.requests)
+        if is_last and not self._scheduler.has_unfinished:
+            return False
+        times_s = [] if is_last else [self._trace.requests[self._num_arrived].arrival_s]
+        if self._scheduler.has_unfinished:
+            times_s.append(self._now_s + _IDLE_S)
+        self._now_s = max(self._now_s, min(times_s))
+        return True
+
+    def _result(self) -> Run:
+        columns = np.array(self._steps, dtype=np.float64).reshape(-1, 6).T
+        counts = columns[2:].astype(np.int64)
+        tokens = Tokens(
+            request=np.concatenate([np.empty(0, dtype=np.int32), *self._sampled]),
+            time_s=np.repeat(self._sampled_s, [len(each) for each in self._sampled]),
+        )
+        return Run(
+            name=self._name,
+            trace=self._trace,
+            config=self._config,
+            admitted_s=self._admitted_s,
+            first_s=self._first_s,
+            last_s=self._last_s,
+            generated=self._generated,
+            longest_gap_s=longest_gaps(tokens, len(self._wanted)),
+            preemptions=self._preemptions,
+            cached_tokens=self._cached,
+            refused=self._refused,
+            failed=self._failed,
+            causes=dict(sorted(self._causes.items())),
+            swapped_tokens=self._swapped_tokens,
+            statistics=self._scheduler.statistics(),
+            steps=Steps(
+                began_s=columns[0],
+                took_s=columns[1],
+                tokens=counts[0],
+                running=counts[1],
+                waiting=counts[2],
+                held_blocks=counts[3],
+            ),
+            tokens=tokens,
+        )

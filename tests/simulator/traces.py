@@ -1,0 +1,47 @@
+"""Small traces, and runs of them that take milliseconds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cadenza.policies.profile import Profile
+from cadenza.scheduler.config import SchedulerConfig
+from cadenza.simulator.machines import Machine
+from cadenza.simulator.run import Run
+from cadenza.simulator.simulation import EOS, Simulation
+from cadenza.simulator.step_time import StepTime
+from cadenza.simulator.trace import Trace, TraceRequest
+
+STEADY = Machine(name="steady", source="tests", step_time=StepTime(fixed_s=0.01))
+
+
+def trace_of(*requests: TraceRequest, block_tokens: int = 4) -> Trace:
+    return Trace(source="tests", kind="made", requests=requests, block_tokens=block_tokens)
+
+
+def limits(**given: Any) -> SchedulerConfig:
+    small: dict[str, Any] = {
+        "num_blocks": 64,
+        "block_size": 4,
+        "max_model_len": 128,
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 64,
+        "eos_token_ids": frozenset({EOS}),
+        "watermark": 0.0,
+    }
+    return SchedulerConfig(**{**small, **given})
+
+
+def run_of(
+    trace: Trace,
+    profile: Profile | None = None,
+    machine: Machine = STEADY,
+    *,
+    name: str = "fcfs",
+    max_tokens: int = 0,
+    **given: Any,
+) -> Run:
+    simulation = Simulation(
+        name, trace, limits(**given), profile or Profile(), machine, max_tokens=max_tokens
+    )
+    return simulation.run()
