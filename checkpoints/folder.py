@@ -10,6 +10,7 @@ from typing import Any
 from cadenza.checkpoints.errors import CheckpointError
 
 _INDEX = "model.safetensors.index.json"
+_GENERATION = "generation_config.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +19,7 @@ class ModelFolder:
 
     path: Path
     config: dict[str, Any]  # config.json
+    generation: dict[str, Any]  # generation_config.json; empty where there is none
     weights: tuple[Path, ...]  # safetensors files, at least one, sorted
     tokenizer: Path  # tokenizer.json
 
@@ -35,7 +37,11 @@ def read_folder(path: str | Path) -> ModelFolder:
     tokenizer = path / "tokenizer.json"
     if not tokenizer.is_file():
         raise CheckpointError(f"{path}: the folder has no tokenizer.json.")
-    return ModelFolder(path=path, config=config, weights=weights, tokenizer=tokenizer)
+    has_generation = (path / _GENERATION).is_file()
+    generation = _read_json(path, _GENERATION) if has_generation else {}
+    return ModelFolder(
+        path=path, config=config, generation=generation, weights=weights, tokenizer=tokenizer
+    )
 
 
 def _read_json(folder: Path, name: str) -> dict[str, Any]:

@@ -99,4 +99,5 @@ def _ready(facts: RunnerFacts, limits: SchedulerConfig) -> Ready:
         device=facts.device,
         dtype=facts.dtype,
         load_s=facts.load_s,
+        sampling=facts.sampling,
     )

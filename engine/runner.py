@@ -25,7 +25,7 @@ from cadenza.engine.prompt_scores import PromptScorer
 from cadenza.engine.sampler import NOTHING_SAMPLED, Sampled, Sampler
 from cadenza.kernels.linear import backend
 from cadenza.scheduler.plan import Int32Array, PromptScores, StepOutcome, StepPlan, StepTimes
-from cadenza.wire.messages import EngineConfig, Sampling
+from cadenza.wire.messages import EngineConfig, Sampling, SamplingDefaults
 
 SettingsLookup: TypeAlias = Callable[[int], tuple[Sampling, int]]
 """Request id -> its sampling settings and choice index; called once for each `Seated`."""
@@ -129,6 +129,7 @@ class RunnerFacts:
     max_model_len: int  # tokens, not more than the pool holds
     vocab_size: int
     eos_token_ids: tuple[int, ...]
+    sampling: SamplingDefaults
     num_blocks: int
     num_host_blocks: int
     block_size: int  # tokens
@@ -175,6 +176,7 @@ def build_runner(
         max_model_len=_max_model_len(config, model, cache),
         vocab_size=model.config.vocab_size,
         eos_token_ids=model.config.eos_token_ids,
+        sampling=model.config.sampling,
         num_blocks=cache.num_blocks,
         num_host_blocks=host.num_blocks,
         block_size=config.block_size,

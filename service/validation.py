@@ -116,7 +116,7 @@ def check(request: GenerationRequest, limits: Limits, engine: Ready) -> CheckedR
         prompt=check_prompt(request, limits, engine, _least_room(max_tokens, min_tokens)),
         max_tokens=None if max_tokens is None else max(1, max_tokens),  # the engine draws one
         sampling=msgspec.structs.replace(
-            _sampling(request, limits, engine.vocab_size, ending),
+            _sampling(request, limits, engine, ending),
             logprobs=logprobs,
             prompt_logprobs=_most(told, echoed),
         ),
@@ -149,14 +149,17 @@ def check(request: GenerationRequest, limits: Limits, engine: Ready) -> CheckedR
 
 
 def _sampling(
-    request: GenerationRequest, limits: Limits, vocab_size: int, ending: Ending
+    request: GenerationRequest, limits: Limits, engine: Ready, ending: Ending
 ) -> Sampling:
-    temperature = _number(request.temperature, "temperature", 0.0, MAX_TEMPERATURE, 1.0)
+    usual = engine.sampling
+    temperature = _number(
+        request.temperature, "temperature", 0.0, MAX_TEMPERATURE, usual.temperature
+    )
     return Sampling(
         temperature=0.0 if temperature < _GREEDY_BELOW else temperature,
-        top_k=_top_k(request.top_k),
-        top_p=_number(request.top_p, "top_p", 0.0, 1.0, 1.0, above=True),
-        min_p=_number(request.min_p, "min_p", 0.0, 1.0, 0.0),
+        top_k=_top_k(request.top_k, usual.top_k),
+        top_p=_number(request.top_p, "top_p", 0.0, 1.0, usual.top_p, above=True),
+        min_p=_number(request.min_p, "min_p", 0.0, 1.0, usual.min_p),
         presence_penalty=_number(request.presence_penalty, "presence_penalty", -2.0, 2.0, 0.0),
         frequency_penalty=_number(request.frequency_penalty, "frequency_penalty", -2.0, 2.0, 0.0),
         repetition_penalty=_number(
@@ -164,10 +167,10 @@ def _sampling(
             "repetition_penalty",
             MIN_REPETITION_PENALTY,
             MAX_REPETITION_PENALTY,
-            1.0,
+            usual.repetition_penalty,
         ),
         seed=_seed(request.seed),
-        **constraints(request, limits, vocab_size, ending),
+        **constraints(request, limits, engine.vocab_size, ending),
     )
 
 
@@ -185,8 +188,8 @@ def _flag(request: GenerationRequest, field: str, default: bool) -> bool:
     return default if value is None else fields.flag(value, field)
 
 
-def _top_k(value: Any) -> int:
-    top_k = _default(_optional_integer(value, "top_k", -1, INT32), 0)
+def _top_k(value: Any, usual: int) -> int:
+    top_k = _default(_optional_integer(value, "top_k", -1, INT32), usual)
     return max(top_k, 0)  # -1 is off too, as in vLLM
 
 

@@ -206,6 +206,16 @@ class Progress(msgspec.Struct, frozen=True, array_like=True, tag="progress"):
     total: int = 0
 
 
+class SamplingDefaults(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """What a client gets that says nothing of it: as the model's makers advise, else as here."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready", kw_only=True):
     """The engine serves. The figures are those in force, after every clamp."""
 
@@ -220,6 +230,7 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready", kw_only=T
     device: str
     dtype: str
     load_s: float
+    sampling: SamplingDefaults = SamplingDefaults()
 
 
 class Counters(msgspec.Struct, frozen=True, array_like=True):

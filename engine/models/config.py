@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from cadenza.checkpoints import CheckpointError
 from cadenza.engine.models.families import Activation, Family
 from cadenza.engine.models.rope import Rope
+from cadenza.wire.messages import SamplingDefaults
 
 _MOST_POSITIONS = 1 << 22  # rotary tables of 1 GiB for a head of 64
 
@@ -23,6 +24,7 @@ class ModelConfig:
     head_dim: int
     max_positions: int
     eos_token_ids: tuple[int, ...]
+    sampling: SamplingDefaults
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from typing import Any
 from cadenza.checkpoints import CheckpointError, ModelFolder
 from cadenza.engine.models.config import DecoderConfig, check_config, visible_windows
 from cadenza.engine.models.families import Activation, Family, Windows
+from cadenza.engine.models.generation import folder_defaults, folder_eos
 from cadenza.engine.models.rope import (
     Linear,
     Llama3,
@@ -95,7 +96,8 @@ def _described(
         windows=visible_windows(_windows(where, family, config), max_positions),
         max_positions=max_positions,
         tied_embeddings=config.tie_word_embeddings,
-        eos_token_ids=folder_eos(folder, config),
+        eos_token_ids=folder_eos(where, folder.generation, config.eos_token_id),
+        sampling=folder_defaults(where, folder.generation),
     )
 
 
@@ -216,21 +218,3 @@ def _longrope(config: Any, parameters: dict[str, Any], max_positions: int) -> Pe
         attention_factor = longrope_attention_factor(factor, original)
     factors = parameters["long_factor" if max_positions > original else "short_factor"]
     return PerFrequency(factors=tuple(factors), attention_factor=attention_factor)
-
-
-def folder_eos(folder: ModelFolder, config: Any) -> tuple[int, ...]:
-    """Return the end tokens of generation_config.json, else those of config.json."""
-    from transformers import GenerationConfig
-
-    eos = config.eos_token_id
-    if (folder.path / "generation_config.json").is_file():
-        try:
-            generation = GenerationConfig.from_pretrained(folder.path)
-        except (OSError, TypeError, ValueError) as error:
-            raise CheckpointError(
-                f"{folder.path}: generation_config.json is not usable: {error}"
-            ) from error
-        eos = generation.eos_token_id if generation.eos_token_id is not None else eos
-    if eos is None:
-        return ()
-    return tuple(eos) if isinstance(eos, list | tuple) else (int(eos),)

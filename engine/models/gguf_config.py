@@ -11,6 +11,7 @@ import numpy as np
 from cadenza.checkpoints import CheckpointError, GgufFile
 from cadenza.engine.models.config import DecoderConfig, check_config, visible_windows
 from cadenza.engine.models.families import BY_GGUF, Family, Windows
+from cadenza.engine.models.generation import gguf_defaults, gguf_eos
 from cadenza.engine.models.rope import (
     Linear,
     PerFrequency,
@@ -21,7 +22,6 @@ from cadenza.engine.models.rope import (
     yarn_attention_factor,
 )
 
-_END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>")
 # Layers of the models whose scores are scaled by hidden size / heads, which no key says
 _LAYERS_SCALED_BY_HIDDEN = {"gemma2": 46, "gemma3": 62}
 _SOFTCAPS = {"gemma2": (50.0, 30.0)}  # of scores and logits, where no key says otherwise
@@ -118,7 +118,8 @@ class _Description:
             windows=visible_windows(self._windows(), self._max_positions),
             max_positions=self._max_positions,
             tied_embeddings="output.weight" not in file.tensors,
-            eos_token_ids=_eos(file.metadata),
+            eos_token_ids=gguf_eos(file.metadata),
+            sampling=gguf_defaults(numbers.where, file.metadata),
         )
 
     def _has(self, name: str) -> bool:
@@ -214,16 +215,3 @@ class _Description:
 def _num_tokens(file: GgufFile) -> int | None:
     embedding = file.tensors.get("token_embd.weight")
     return embedding.shape[0] if embedding is not None and embedding.shape else None
-
-
-def _eos(metadata: dict[str, Any]) -> tuple[int, ...]:
-    """Return the declared end tokens, and what chat templates are known to end a turn with."""
-    ids = {
-        metadata[key]
-        for key in ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
-        if isinstance(metadata.get(key), int)
-    }
-    tokens = metadata.get("tokenizer.ggml.tokens")
-    if isinstance(tokens, list):
-        ids.update(tokens.index(token) for token in _END_OF_TURN if token in tokens)
-    return tuple(sorted(ids))

@@ -102,6 +102,9 @@ def asked(limits: Limits) -> dict[str, Schema]:
     }
 
 
+_USUAL = "Default: what the model's makers advise, else"
+
+
 def _common(limits: Limits) -> dict[str, Schema]:
     return {
         "model": explained(TEXT, "A served name; default: the first."),
@@ -113,13 +116,15 @@ def _common(limits: Limits) -> dict[str, Schema]:
             integer(0, INT32), "Goes before `max_tokens`, and means the same."
         ),
         "min_tokens": explained(integer(0, INT32), "Before which no choice ends by itself."),
-        "temperature": number(0, MAX_TEMPERATURE, default=1),
-        "top_p": number(0, 1, above=True, default=1),
-        "top_k": explained(integer(-1, INT32, default=0), "-1 and 0 are off."),
-        "min_p": number(0, 1, default=0),
+        "temperature": explained(number(0, MAX_TEMPERATURE), f"{_USUAL} 1."),
+        "top_p": explained(number(0, 1, above=True), f"{_USUAL} 1."),
+        "top_k": explained(integer(-1, INT32), f"-1 and 0 are off. {_USUAL} 0."),
+        "min_p": explained(number(0, 1), f"{_USUAL} 0."),
         "presence_penalty": number(-2, 2, default=0),
         "frequency_penalty": number(-2, 2, default=0),
-        "repetition_penalty": number(MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY, default=1),
+        "repetition_penalty": explained(
+            number(MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY), f"{_USUAL} 1."
+        ),
         "logit_bias": explained(
             mapping(number(-MAX_BIAS, MAX_BIAS), limits.max_logit_bias), "By token id."
         ),

@@ -19,8 +19,8 @@ from cadenza.checkpoints import CheckpointError, read_gguf
 from cadenza.engine import loading
 from cadenza.engine.loading import load_model
 from cadenza.engine.models import GgufWeights, config_from_gguf
-from cadenza.engine.runner import build_runner
-from cadenza.wire.messages import EngineConfig, Sampling
+from cadenza.engine.runner import RunnerFacts, build_runner
+from cadenza.wire.messages import EngineConfig, Sampling, SamplingDefaults
 from tests.engine.conftest import Row, make_plan, save_tiny
 
 WEIGHTS = "model.safetensors"
@@ -67,6 +67,21 @@ def test_the_end_tokens_of_generation_win(tmp_path: Path):
     write_json(tmp_path / "generation_config.json", {"eos_token_id": 9})
 
     assert load(tmp_path).config.eos_token_ids == (9,)
+
+
+def test_defaults_of_sampling_are_those_of_the_checkpoint(tmp_path: Path):
+    save_tiny(tmp_path)
+    settings = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "max_new_tokens": 7}
+    write_json(tmp_path / "generation_config.json", settings)
+    assert facts_of(tmp_path).sampling == SamplingDefaults(temperature=0.6, top_k=20, top_p=0.95)
+
+    (tmp_path / "generation_config.json").unlink()
+    assert facts_of(tmp_path).sampling == SamplingDefaults()
+
+
+def facts_of(path: Path) -> RunnerFacts:
+    config = EngineConfig(model=str(path), dtype="float32", num_blocks=8, max_num_batched_tokens=64)
+    return build_runner(config, lambda _: (Sampling(), 0), lambda *_: None)[1]
 
 
 def write_json(path: Path, value: object) -> None:
@@ -147,7 +162,19 @@ BROKEN_FOLDERS: dict[str, tuple[Damage, str]] = {
     ),
     "corrupt generation_config.json": (
         lambda f: (f / "generation_config.json").write_text("{"),
-        "generation_config.json is not usable",
+        "generation_config.json: not valid JSON",
+    ),
+    "an end token that is a text": (
+        lambda f: write_json(f / "generation_config.json", {"eos_token_id": "</s>"}),
+        "eos_token_id is '</s>', not ids of tokens",
+    ),
+    "a temperature that is none": (
+        lambda f: write_json(f / "generation_config.json", {"temperature": "hot"}),
+        "temperature is 'hot', not from 0.0 to 100.0",
+    ),
+    "a top_p of nothing": (
+        lambda f: write_json(f / "generation_config.json", {"top_p": 0}),
+        "top_p is 0, not from",
     ),
     "missing weight": (lambda f: reweigh(f, DOWN, None), f"the weight '{DOWN}' is missing"),
     "wrong shape": (
