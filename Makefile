@@ -45,7 +45,7 @@ PACKAGES := $(FOLDERS) protos/cadenza/v1
 
 .PHONY: serve test check test-extra test-gpu soak soak-grpc clients breaking protos install \
 	install-dev bench-startup bench-front bench-decode bench-orders bench-policies bench-scheduler \
-	bench-service bench-serving clean
+	bench-service bench-serving bench-simulator clean
 
 serve: install
 	@$(PYTHON) -m cadenza.cli serve demo $(ARGS)
@@ -103,6 +103,9 @@ bench-service: install-dev
 
 bench-serving: install-dev
 	$(PYTHON) benchmarks/serving.py $(ARGS)
+
+bench-simulator: install-dev
+	$(PYTHON) benchmarks/simulator.py $(ARGS)
 
 bench-scheduler: install-dev
 	$(PYTHON) benchmarks/scheduler.py $(ARGS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from http.client import HTTPException, HTTPResponse
@@ -22,6 +23,15 @@ _TIMEOUT_S = 60.0  # the service answers within 55 s, whatever its engine does
 _STREAM_TIMEOUT_S = 600.0  # between two events; a request may wait in a queue for long
 _MAX_BYTES = 16 << 20
 _NO_JSON = (ValueError, RecursionError)
+
+# By metric, its labels and what they are for a scheduler
+_LIMITS = {
+    "cache_config_info": {"block_size": "block_size", "num_gpu_blocks": "num_blocks"},
+    "scheduler_limits_info": {
+        name: name
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "num_host_blocks")
+    },
+}
 
 Answer = Mapping[str, Any]
 
@@ -62,6 +72,25 @@ class ServiceClient:
         answer = self._request("GET", path)
         self._understood(answer)
         return answer
+
+    def limits(self) -> dict[str, int]:
+        """Limits of the scheduler by name, and `num_blocks` and `block_size` of its pool.
+
+        Raises:
+            UsageError: nothing listens there, it is not Cadenza, or its model still loads.
+        """
+        with self._opened("GET", "/metrics", None, _TIMEOUT_S) as response:
+            text = response.read(_MAX_BYTES).decode(errors="replace")
+        labels: dict[str, str] = {}
+        for name, renamed in _LIMITS.items():
+            found = re.search(rf"^cadenza:{name}\{{([^}}]*)\}} 1", text, re.MULTILINE)
+            if found is None:
+                raise UsageError(f"{self._url} tells no limits: it loads, or is not Cadenza")
+            given = dict(re.findall(r'(\w+)="([^"]*)"', found[1]))
+            labels |= {ours: given.get(theirs, "") for theirs, ours in renamed.items()}
+        if not all(value.isdigit() for value in labels.values()):
+            raise UsageError(f"what answers at {self._url} is not Cadenza, or not this version")
+        return {name: int(value) for name, value in labels.items()}
 
     def stream(self, path: str, body: bytes) -> Generator[Answer, None, None]:
         """The events of a stream as they come; closing the iterator leaves the service.

@@ -11,16 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from cadenza.cli.errors import UsageError
-from cadenza.cli.options import PolicyOptions
+from cadenza.cli.options import PolicyOptions, ServerOptions
 from cadenza.cli.output import write
 from cadenza.cli.profile import Configured, configure
 from cadenza.cli.progress import Progress
+from cadenza.cli.service_client import ServiceClient
 from cadenza.cli.simulation_options import SimulateOptions
 from cadenza.policies.errors import ProfileError
 from cadenza.policies.presets import PRESETS
 from cadenza.scheduler.config import SchedulerConfig
 from cadenza.simulator.errors import SimulatorError
 from cadenza.simulator.machines import Machine, machine_of
+from cadenza.simulator.page import page
 from cadenza.simulator.readers import read_trace
 from cadenza.simulator.run import Run
 from cadenza.simulator.simulation import EOS, Simulation
@@ -76,6 +78,7 @@ def run(source: str, options: SimulateOptions) -> int:
     told = report(runs, machine, targets, seed=options.seed, max_tokens=options.max_tokens)
     write(table(told))
     _write_file(options.json, lambda: json.dumps(told, indent=1, allow_nan=False) + "\n")
+    _write_file(options.html, lambda: page(told, runs, targets))
     return 0
 
 
@@ -123,18 +126,19 @@ def _window(text: str) -> tuple[float, float]:
 
 
 def _limits(options: SimulateOptions, trace: Trace, machine: Machine) -> SchedulerConfig:
-    """Those of flags, then usual ones; but memory is not guessed.
+    """Those of flags, then those of a running service, then usual ones; but memory is not guessed.
 
     Raises:
         UsageError: nobody says how many blocks there are, or limits contradict each other.
     """
-    known: dict[str, Any] = {"num_blocks": machine.num_blocks, **_DEFAULTS}
+    served = {} if options.like is None else _served(options.like)
+    known: dict[str, Any] = {"num_blocks": machine.num_blocks, **_DEFAULTS, **served}
     flags = {name: getattr(options, name) for name in (*_DEFAULTS, "num_blocks", "max_model_len")}
     known |= {name: value for name, value in flags.items() if value is not None}
     if known["num_blocks"] is None:
         raise UsageError(
-            f"nobody knows how many KV blocks {machine.name} has: --num-blocks says it. "
-            "Results depend on it more than on policies"
+            f"nobody knows how many KV blocks {machine.name} has: --num-blocks, or --like with the "
+            "address of a running service, says it. Results depend on it more than on policies"
         )
     longest = max(
         each.prompt_tokens + max(each.output_tokens, each.max_tokens, options.max_tokens)
@@ -150,6 +154,11 @@ def _limits(options: SimulateOptions, trace: Trace, machine: Machine) -> Schedul
         )
     except ValueError as error:
         raise UsageError(str(error)) from error
+
+
+def _served(url: str) -> dict[str, int]:
+    """The limits of a running service."""
+    return ServiceClient(ServerOptions(server=url), as_administrator=False).limits()
 
 
 def _simulate(

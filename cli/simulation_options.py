@@ -47,6 +47,9 @@ class SimulateOptions:
     machine: Annotated[str, Machine] = "rtx-4090-llama-3.1-8b"
     """A known machine, a file of `cadenza calibrate`, or roofline:DEVICE,params=...,layers=..."""
 
+    like: Annotated[str | None, Machine] = None
+    """HTTP address of a running service: take its limits, where flags give no others."""
+
     num_blocks: Annotated[PositiveInt | None, Machine] = None
     """KV blocks in the pool; default: as measured on that machine, where it was."""
 
@@ -82,3 +85,6 @@ class SimulateOptions:
 
     json: Annotated[Path | None, Report] = None
     """Write all figures into this file."""
+
+    html: Annotated[Path | None, Report] = None
+    """Write a page with plots into this file; it needs nothing else to be shown."""

@@ -92,6 +92,14 @@ def _state(generator: Generator) -> Iterator[Family]:
         samples=[(facts, 1)] if facts else [],
         is_vllms=True,
     )
+    names = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "num_host_blocks")
+    yield Family(
+        name="scheduler_limits_info",
+        kind="gauge",
+        text="Limits in force, in labels: of running rows, and in tokens and blocks.",
+        labels=names,
+        samples=[(tuple(str(getattr(limits, name)) for name in names), 1)] if limits else [],
+    )
 
 
 def _engine_totals(generator: Generator) -> Iterator[Family]:

@@ -6,6 +6,9 @@ import json
 import os
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -130,3 +133,81 @@ def test_what_cannot_be_is_told(
     assert status == 2
     assert said in error
     assert "Traceback" not in error
+
+
+METRICS = (
+    'cadenza:cache_config_info{model_name="m",block_size="16",num_gpu_blocks="96"} 1.0\n'
+    'cadenza:scheduler_limits_info{model_name="m",max_num_seqs="8",max_num_batched_tokens="256",'
+    'max_model_len="512",num_host_blocks="7"} 1.0\n'
+)
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    server = Served()
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+class Served(HTTPServer):
+    """A service of which only the metrics answer."""
+
+    metrics = METRICS
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Served
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(self.server.metrics.encode())
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+def test_limits_are_those_of_a_running_service_unless_flags_say_others(
+    tmp_path: Path, served: Served
+):
+    path = tmp_path / "told.json"
+    assert status_of(LOAD, "--like", served.url, "--num-blocks", "80", "--json", str(path)) == 0
+
+    limits = json.loads(path.read_text())["limits"]
+    assert (limits["num_blocks"], limits["num_host_blocks"]) == (80, 7)
+    assert (limits["max_num_seqs"], limits["max_num_batched_tokens"]) == (8, 256)
+    assert (limits["block_size"], limits["max_model_len"]) == (16, 512)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "said"),
+    [
+        ("", "it loads, or is not Cadenza"),
+        (METRICS.replace('"8"', '"many"'), "is not Cadenza, or not this version"),
+    ],
+)
+def test_a_service_without_limits_is_told(
+    served: Served, capsys: pytest.CaptureFixture[str], metrics: str, said: str
+):
+    served.metrics = metrics
+
+    assert status_of(LOAD, "--like", served.url) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_the_page_is_written(tmp_path: Path):
+    path = tmp_path / "told.html"
+
+    assert status_of(LOAD, *SMALL, "--html", str(path)) == 0
+    assert path.read_text().startswith("<!doctype html>")

@@ -84,6 +84,8 @@ def test_vllms_metrics_have_their_names_kinds_and_labels(run, serve: OpenServed,
             [info] = families[f"{prefix}cache_config_info"].samples
             assert info.labels["block_size"] == "16"
             assert info.labels["num_gpu_blocks"] == "64"
+            [limits] = families["cadenza:scheduler_limits_info"].samples
+            assert limits.labels["max_num_seqs"] == "64"
 
     run(main())
 
