@@ -307,12 +307,14 @@ def test_a_broken_model_is_told_in_one_line(tmp_path: Path):
     assert_one_plain_line(command("serve", str(broken)), "broken.gguf")
 
 
+@pytest.mark.extra  # tests/cli tells it to the command in its own process
 def test_an_unknown_policy_is_told_in_one_line():
     done = command("serve", "demo", "--policy", "order_admissions=lifo")
 
     assert_one_plain_line(done, "lifo", "fcfs")
 
 
+@pytest.mark.extra  # tests/cli tells it to the command in its own process
 def test_a_public_address_needs_a_flag():
     done = command("serve", "demo", "--host", "0.0.0.0")
 

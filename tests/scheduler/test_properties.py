@@ -14,10 +14,10 @@ import pytest
 
 from tests.scheduler.random_lives import KINDS, seen_in
 
-STEPS = 60_000
-GROUPS = 6
+STEPS = 24_000
+GROUPS = 4
 MOST_STEPS = 1_000_000
-MOST_SECONDS = 180
+MOST_SECONDS = 150
 ROOT = Path(__file__).parents[2]
 
 
