@@ -49,6 +49,11 @@ def build_engine(
             " C++ compiler, or cannot be loaded; matrix products are slower",
             products=facts.products,
         )
+    if facts.layers == "transformers":
+        _log.warning(
+            "this model's layers are run by transformers over the paged cache: slower than those of"
+            " the families that have layers of our own"
+        )
     limits = _limits(config, facts)
     costs = CostModel(token_s=facts.token_s, copy_block_s=facts.copy_block_s)
     scheduler = Scheduler(limits, policies.decisions, costs)

@@ -6,19 +6,21 @@ from pathlib import Path
 
 import torch
 
-from cadenza.checkpoints import CheckpointError, read_folder, read_gguf
+from cadenza.checkpoints import ModelFolder, read_folder, read_gguf
 from cadenza.engine.models import (
     BY_ARCHITECTURE,
-    Decoder,
-    DecoderConfig,
     FolderWeights,
     GgufWeights,
+    Model,
     ProgressCallback,
+    TransformersModel,
     WeightSource,
     config_from_folder,
     config_from_gguf,
     folder_architecture,
     load_decoder,
+    load_transformers_model,
+    transformers_model_config,
 )
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -30,8 +32,8 @@ def load_model(
     dtype: str,
     progress: ProgressCallback,
     max_model_len: int | None = None,
-) -> Decoder:
-    """Load a GGUF file or a Hugging Face folder.
+) -> Model:
+    """Load a GGUF file or a Hugging Face folder; families that are not ours, by transformers.
 
     device: "auto", "cpu" or "cuda"; dtype: "auto", "float32" or "bfloat16"; max_model_len: tokens
     that are asked for, None: what the model was made for. Raises CheckpointError when the
@@ -39,10 +41,31 @@ def load_model(
     """
     resolved_device = resolve_device(device)
     named_dtype = named(dtype)
-    config, source = _open(path, max_model_len)
-    resolved_dtype = named_dtype or best_dtype(resolved_device, source)
     with torch.inference_mode():
+        if path.is_dir():
+            folder = read_folder(path)
+            architecture = folder_architecture(folder)
+            if architecture not in BY_ARCHITECTURE:
+                return _through_transformers(folder, resolved_device, named_dtype, progress)
+            config = config_from_folder(folder, BY_ARCHITECTURE[architecture], max_model_len)
+            source: WeightSource = FolderWeights(folder)
+        else:
+            file = read_gguf(path)
+            config = config_from_gguf(file, max_model_len)
+            source = GgufWeights(file, config)
+        resolved_dtype = named_dtype or best_dtype(resolved_device, source.is_bfloat16)
         return load_decoder(config, source, resolved_dtype, resolved_device, progress)
+
+
+def _through_transformers(
+    folder: ModelFolder, device: torch.device, dtype: torch.dtype | None, progress: ProgressCallback
+) -> TransformersModel:
+    config = transformers_model_config(folder, folder_architecture(folder))
+    stored = folder.config.get("dtype", folder.config.get("torch_dtype"))
+    progress("weights", 0, 0)
+    return load_transformers_model(
+        folder, config, dtype or best_dtype(device, stored == "bfloat16"), device
+    )
 
 
 def resolve_device(name: str) -> torch.device:
@@ -62,32 +85,16 @@ def named(name: str) -> torch.dtype | None:
     return _DTYPES.get(name)
 
 
-def best_dtype(device: torch.device, source: WeightSource) -> torch.dtype:
+def best_dtype(device: torch.device, is_bfloat16: bool) -> torch.dtype:
     """Return what is fast and loses little.
 
     That is bfloat16 on CUDA, and on a CPU that multiplies it (AVX512-BF16, AMX) if the weights are
     stored so; else float32. Eight bits and a scale, as in GGUF files, say more than bfloat16 does.
     """
-    if device.type == "cuda" or (source.is_bfloat16 and _cpu_multiplies_bfloat16()):
+    if device.type == "cuda" or (is_bfloat16 and _cpu_multiplies_bfloat16()):
         return torch.bfloat16
     return torch.float32
 
 
 def _cpu_multiplies_bfloat16() -> bool:
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
-
-
-def _open(path: Path, max_model_len: int | None) -> tuple[DecoderConfig, WeightSource]:
-    if path.is_dir():
-        folder = read_folder(path)
-        architecture = folder_architecture(folder)
-        if architecture not in BY_ARCHITECTURE:
-            raise CheckpointError(
-                f"{path}: the architecture {architecture} is not supported;"
-                f" supported: {', '.join(sorted(BY_ARCHITECTURE))}."
-            )
-        config = config_from_folder(folder, BY_ARCHITECTURE[architecture], max_model_len)
-        return config, FolderWeights(folder)
-    file = read_gguf(path)
-    config = config_from_gguf(file, max_model_len)
-    return config, GgufWeights(file, config)

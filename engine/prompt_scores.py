@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cadenza.engine.models import Decoder
+from cadenza.engine.models import Model
 from cadenza.kernels.logprobs import logprobs
 from cadenza.scheduler.plan import Int32Array, PromptScores, Seated, StepPlan
 from cadenza.wire.messages import Sampling
@@ -30,7 +30,7 @@ class PromptScorer:
     itself.
     """
 
-    def __init__(self, model: Decoder) -> None:
+    def __init__(self, model: Model) -> None:
         self._model = model
         self._wanted: dict[int, _Wanted] = {}  # by seat
 

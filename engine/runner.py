@@ -20,7 +20,7 @@ from cadenza.engine.block_copies import BlockCopier, block_copier
 from cadenza.engine.calibration import copy_block_seconds, token_seconds, tokens_within
 from cadenza.engine.kv_cache import CacheShape, HostCache, KVCache
 from cadenza.engine.loading import load_model
-from cadenza.engine.models import Decoder, ModelBatch, ProgressCallback
+from cadenza.engine.models import Model, ModelBatch, ProgressCallback
 from cadenza.engine.prompt_scores import PromptScorer
 from cadenza.engine.sampler import NOTHING_SAMPLED, Sampled, Sampler
 from cadenza.kernels.linear import backend
@@ -38,7 +38,7 @@ class ModelRunner:
 
     def __init__(
         self,
-        model: Decoder,
+        model: Model,
         cache: KVCache,
         copier: BlockCopier,
         sampler: Sampler,
@@ -137,7 +137,7 @@ class RunnerFacts:
     max_num_batched_tokens: int
     device: str
     dtype: str
-    layers: str  # what computes them: "native" or "plain"
+    layers: str  # what computes them: "native", "plain" or "transformers"
     products: str  # who multiplies matrices: "native" with a level, "onednn" or "torch"
     load_s: float
     token_s: float  # a prefill token takes; 0: not measured, because the token budget is given
@@ -192,7 +192,7 @@ def build_runner(
     )
 
 
-def _token_seconds(runner: ModelRunner, model: Decoder) -> float:
+def _token_seconds(runner: ModelRunner, model: Model) -> float:
     return token_seconds(
         # to the host, so that an asynchronous device has finished
         lambda plan: runner.logits(plan).cpu(),
@@ -223,7 +223,7 @@ def _check(config: EngineConfig) -> None:
         raise ValueError(f"swap_bytes is {config.swap_bytes}, negative.")
 
 
-def _allocate(config: EngineConfig, model: Decoder) -> tuple[KVCache, HostCache]:
+def _allocate(config: EngineConfig, model: Model) -> tuple[KVCache, HostCache]:
     shape = CacheShape(
         num_layers=model.config.num_layers,
         block_size=config.block_size,
@@ -260,7 +260,7 @@ def _allocated(
         ) from error
 
 
-def _max_model_len(config: EngineConfig, model: Decoder, cache: KVCache) -> int:
+def _max_model_len(config: EngineConfig, model: Model, cache: KVCache) -> int:
     trained = model.config.max_positions
     wanted = config.max_model_len or trained
     if wanted > trained:

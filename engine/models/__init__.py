@@ -1,4 +1,4 @@
-"""Models: those whose layers are our own, described by family."""
+"""Models: those whose layers are our own, described by family, and all others by transformers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,12 @@ from cadenza.engine.models.decoder import Decoder, load_decoder
 from cadenza.engine.models.families import BY_ARCHITECTURE, FAMILIES
 from cadenza.engine.models.folder_config import config_from_folder, folder_architecture
 from cadenza.engine.models.gguf_config import config_from_gguf
+from cadenza.engine.models.model import Model
+from cadenza.engine.models.transformers_loading import (
+    load_transformers_model,
+    transformers_model_config,
+)
+from cadenza.engine.models.transformers_model import TransformersModel
 from cadenza.engine.models.weights import (
     FolderWeights,
     GgufWeights,
@@ -22,12 +28,16 @@ __all__ = [
     "DecoderConfig",
     "FolderWeights",
     "GgufWeights",
+    "Model",
     "ModelBatch",
     "ModelConfig",
     "ProgressCallback",
+    "TransformersModel",
     "WeightSource",
     "config_from_folder",
     "config_from_gguf",
     "folder_architecture",
     "load_decoder",
+    "load_transformers_model",
+    "transformers_model_config",
 ]

@@ -41,7 +41,7 @@ def transformers_config(folder: ModelFolder) -> Any:
     # transformers raises many kinds for a bad config.json; all mean the same to the operator
     except Exception as error:
         raise CheckpointError(
-            f"{folder.path}: config.json is not usable: {_reason(error)}"
+            f"{folder.path}: config.json is not usable: {one_line(error)}"
         ) from error
     if getattr(config, "quantization_config", None):
         raise CheckpointError(f"{folder.path}: quantised safetensors are not supported.")
@@ -101,7 +101,7 @@ def _described(
     )
 
 
-def _reason(error: Exception) -> str:
+def one_line(error: Exception) -> str:
     """Return the first paragraph of an error's text, on one line."""
     return " ".join(str(error).partition("\n\n")[0].split())
 

@@ -28,6 +28,7 @@ from cadenza.wire.messages import (
     ToFront,
 )
 from tests.engine.conftest import random_tokens, save_tiny
+from tests.engine.models.tiny import OTHERS, TINY
 
 # 2 layers of keys and values of 2 heads of 10 in fp32, 4 tokens
 BLOCK_BYTES = 2 * 2 * 2 * 10 * 4 * 4
@@ -68,6 +69,16 @@ def test_an_engine_without_compiled_kernels_says_so_once(
 
     warnings = [line for line in logs if "no C++ kernels" in line["event"]]
     assert [line["products"] for line in warnings] == [products] * told
+
+
+@pytest.mark.parametrize(("name", "told"), [("OLMo2", 1), ("Qwen3", 0)])
+def test_a_model_that_transformers_runs_is_said_to_be(name: str, told: int, tmp_path: Path):
+    (TINY | OTHERS)[name].save(tmp_path)
+    ours, theirs = socket.socketpair()
+    with ours, theirs, capture_logs() as logs:
+        build_engine(Channel(theirs), engine_config(str(tmp_path), num_blocks=40))
+
+    assert sum("run by transformers" in line["event"] for line in logs) == told
 
 
 class Served(dict[int, list[int]]):

@@ -115,8 +115,8 @@ BROKEN_FOLDERS: dict[str, tuple[Damage, str]] = {
     "no config.json": (lambda f: (f / "config.json").unlink(), "has no config.json"),
     "no architecture": (lambda f: configure(f, architectures=None), "names no architecture"),
     "another architecture": (
-        lambda f: configure(f, architectures=["GPT2LMHeadModel"], model_type="gpt2"),
-        "the architecture GPT2LMHeadModel is not supported",
+        lambda f: configure(f, architectures=["BertModel"], model_type="bert"),
+        "BertModel is no decoder-only language model",
     ),
     "a kind unknown to transformers": (
         lambda f: configure(f, model_type="zzz"),

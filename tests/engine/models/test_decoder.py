@@ -16,7 +16,7 @@ from cadenza.scheduler.plan import StepOutcome, StepPlan, StepTimes
 from cadenza.testing import Driver
 from tests.e2e.conftest import Recorder
 from tests.engine.conftest import Demo, Row, make_plan, random_tokens
-from tests.engine.models.tiny import TINY, VOCABULARY, open_runner
+from tests.engine.models.tiny import OTHERS, TINY, VOCABULARY, open_runner
 
 CLOSE = 1e-4  # of logits whose standard deviation is about 1, in fp32
 BLOCK = 4
@@ -89,10 +89,11 @@ class Run:
     cached: dict[int, int]
     swapped_in: int
 
-    def begins_like(self, other: Run) -> bool:
-        """Whether each request here got the tokens and the very logits that it got there."""
+    def is_like(self, other: Run, to_the_bit: bool) -> bool:
+        """Whether each request here got the tokens, and the very logits, that it got there."""
         return all(
-            tokens == other.tokens[request] and self.digests[request] == other.digests[request]
+            tokens == other.tokens[request]
+            and (self.digests[request] == other.digests[request] or not to_the_bit)
             for request, tokens in self.tokens.items()
         )
 
@@ -121,10 +122,10 @@ def run(
     )
 
 
-@pytest.fixture(scope="module", params=TINY)
+@pytest.fixture(scope="module", params=[*TINY, *OTHERS])
 def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Loaded:
     folder = tmp_path_factory.mktemp("tiny")
-    theirs = TINY[request.param].save(folder)
+    theirs = (TINY | OTHERS)[request.param].save(folder)
     runner, facts = open_runner(folder, block_size=BLOCK, num_blocks=NUM_BLOCKS, swap_bytes=1 << 20)
     loaded = Loaded(request.param, theirs, runner, facts.layers)
     loaded.whole = run(runner)
@@ -140,7 +141,8 @@ def test_logits_are_those_of_transformers(loaded: Loaded) -> None:
     expected = loaded.theirs(torch.tensor([tokens])).logits[0]
     assert float(expected.std()) > 0.5  # the comparison means something
     torch.testing.assert_close(found, expected, rtol=CLOSE, atol=CLOSE)
-    assert loaded.layers == ("native" if loaded.name in NATIVE else "plain")
+    ours = "native" if loaded.name in NATIVE else "plain"
+    assert loaded.layers == ("transformers" if loaded.name in OTHERS else ours)
 
 
 @torch.inference_mode()
@@ -154,7 +156,7 @@ def test_greedy_tokens_are_those_of_transformers(loaded: Loaded) -> None:
         assert float((logits.amax(1) - chosen).max()) < CLOSE
 
 
-def test_company_chunks_and_preemptions_change_no_bit(loaded: Loaded) -> None:
+def test_company_chunks_and_preemptions_change_nothing(loaded: Loaded) -> None:
     runner, whole = loaded.runner, loaded.whole
     assert not whole.preempted
 
@@ -166,7 +168,9 @@ def test_company_chunks_and_preemptions_change_no_bit(loaded: Loaded) -> None:
     swapped = run(runner, profile=OVER_COMMIT, num_host_blocks=40, **small)
 
     runs = (*alone, in_chunks, found_again, recomputed, swapped)
-    assert all(each.begins_like(whole) for each in runs)
+    # activations of transformers differ between the ends and the middle of a thread's share
+    to_the_bit = loaded.layers != "transformers"
+    assert all(each.is_like(whole, to_the_bit) for each in runs)
     assert any(found_again.cached.values())
     assert recomputed.preempted
     assert swapped.swapped_in

@@ -24,6 +24,7 @@ class Tiny:
     kind: str  # transformers' names of configuration and class begin so
     fields: dict[str, Any] = field(default_factory=dict)
     configured_by: str = ""  # the configuration's name, if it begins otherwise
+    ends: str = "ForCausalLM"
 
     def config(self) -> Any:
         name = f"{self.configured_by or self.kind}Config"
@@ -49,7 +50,7 @@ class Tiny:
         config = self.config()
         with torch.random.fork_rng(devices=()), torch.no_grad():
             torch.manual_seed(11)
-            model = getattr(transformers, f"{self.kind}ForCausalLM")(config).eval()
+            model = getattr(transformers, f"{self.kind}{self.ends}")(config).eval()
             for parameter in model.parameters():
                 if parameter.ndim == 1:
                     parameter.add_(0.3 * torch.randn(parameter.shape))
@@ -123,6 +124,18 @@ TINY = {
             "rope_parameters": {**LONGROPE["rope_parameters"], "partial_rotary_factor": 0.67},
         },
     ),
+}
+
+# what transformers runs over our cache
+OTHERS = {
+    "GPT-NeoX": Tiny(
+        "GPTNeoX", {"num_key_value_heads": 6, **scaled("default", partial_rotary_factor=0.5)}
+    ),
+    "OLMo2": Tiny("Olmo2"),
+    "Mixtral, with experts": Tiny("Mixtral", {"num_local_experts": 4, "sliding_window": None}),
+    "Cohere, with scaled logits": Tiny("Cohere", {"logit_scale": 0.25, "use_qk_norm": False}),
+    "GPT-2, with learnt positions": Tiny("GPT2", {"num_key_value_heads": 6}, ends="LMHeadModel"),
+    "OLMo3, with windows": Tiny("Olmo3", {"sliding_window": 9, "layer_types": BY_LAYER}),
 }
 
 
