@@ -105,6 +105,7 @@ BlockSize = Field(ge=1, le=_MAX_BLOCK_SIZE, json_schema_extra={"kind": "a power 
 PowerOfTwo = AfterValidator(_power_of_two)
 Seats = Field(ge=1, le=1 << 16)  # each takes memory at once
 Streams = Field(ge=0, le=1 << 16)
+Restarts = Field(ge=0, le=1 << 16)
 Kibibytes = Field(ge=16, le=1 << 20, json_schema_extra={"unit": "KiB"})
 Threads = Field(ge=1, le=1024)
 Share = Field(ge=0, lt=1, allow_inf_nan=False)
@@ -231,6 +232,9 @@ class ServeOptions(PolicyOptions):
 
     shutdown_timeout: Annotated[float, Service, Seconds] = 30.0
     """Seconds that requests in flight get to end after the first SIGTERM or Ctrl-C."""
+
+    max_engine_restarts: Annotated[int, Service, Restarts] = 5
+    """Engines that may be started within a minute in place of others that died or hung."""
 
     resume_grace: Annotated[float, Service, Seconds] = 30.0
     """Seconds that a resumable stream is kept while nobody reads it; 0: it ends with its reader."""

@@ -179,6 +179,7 @@ def _front_config(located: Located, options: ServeOptions) -> FrontConfig:
             grace_s=options.grpc_connection_age_grace,
         ),
         shutdown_timeout_s=options.shutdown_timeout,
+        max_engine_restarts=options.max_engine_restarts,
         engine=EngineConfig(
             model=str(located.path),
             device=options.device,

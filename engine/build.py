@@ -9,6 +9,7 @@ import structlog
 
 from cadenza.engine.channel import Channel
 from cadenza.engine.loop import EngineLoop
+from cadenza.engine.patience import Patience
 from cadenza.engine.policies import EnginePolicies
 from cadenza.engine.runner import RunnerFacts, build_runner
 from cadenza.policies.blame import Blame
@@ -37,6 +38,7 @@ def build_engine(
         ValueError: settings that contradict each other or the model.
     """
     policies = EnginePolicies(config.policies, guard=guard, blame=blame)
+    policies.restore(config.policy_faults, config.hook_uses)
     submits: dict[int, Submit] = {}
 
     def progress(stage: str, done: int, total: int) -> None:
@@ -60,7 +62,8 @@ def build_engine(
     if config.policies.watermark is not None:
         scheduler.leave_free(config.policies.watermark)
     channel.send(_ready(facts, limits))
-    return EngineLoop(channel, scheduler, runner, submits, policies)
+    patience = Patience(costs, compiles=facts.device != "cpu")
+    return EngineLoop(channel, scheduler, runner, submits, policies, patience=patience)
 
 
 def settings_of(submits: Mapping[int, Submit], request: int) -> tuple[Sampling, int]:

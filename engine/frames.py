@@ -33,11 +33,13 @@ def step_frame(
     received: int,
     policy_news: Sequence[FaultCount] = (),
     hook_uses: Sequence[HookUse] = (),
+    patience_s: float = 0.0,
 ) -> Step:
     """The frame for `report`, with the log-probabilities of the outcome that it reaped.
 
     `received` is how many messages were handled before the step, `policy_news` what
-    `PolicyRunner.take_news` has to tell, `hook_uses` what `EnginePolicies.take_uses` has.
+    `PolicyRunner.take_news` has to tell, `hook_uses` what `EnginePolicies.take_uses` has,
+    `patience_s` what `Patience` allows.
     """
     return Step(
         step_id=statistics.steps,
@@ -53,6 +55,7 @@ def step_frame(
         counters=Counters(received, *statistics),  # in the same order
         policy_faults=tuple(messages.FaultCount(*count) for count in policy_news),
         hook_uses=tuple(hook_uses),
+        patience_s=patience_s,
     )
 
 

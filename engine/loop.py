@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import structlog
 
 from cadenza.engine.channel import Channel
 from cadenza.engine.frames import step_frame
+from cadenza.engine.patience import Patience
 from cadenza.engine.policies import EnginePolicies
 from cadenza.scheduler.plan import Runner, StepOutcome
 from cadenza.scheduler.request import Arrival, Refused
@@ -25,6 +26,7 @@ from cadenza.wire.messages import (
     ReleasePolicy,
     Reprioritise,
     ResetPrefixCache,
+    Resubmit,
     SetDeadline,
     Shutdown,
     Submit,
@@ -55,6 +57,7 @@ class EngineLoop:
         submits: dict[int, Submit],
         policies: EnginePolicies,
         clock: Callable[[], float] = time.monotonic,
+        patience: Patience | None = None,
     ) -> None:
         self._channel = channel
         self._scheduler = scheduler
@@ -62,6 +65,7 @@ class EngineLoop:
         self._submits = submits
         self._policies = policies
         self._clock = clock
+        self._patience = patience
         self._outcome: StepOutcome | None = None
         self._stopping = False
         self._was_congested = False
@@ -116,6 +120,8 @@ class EngineLoop:
         match message:
             case Submit():
                 self._submit(message)
+            case Resubmit(rows):
+                self._resubmit(rows)
             case Cancel(request):
                 self._submits.pop(request, None)
                 scheduler.drop(request)
@@ -139,15 +145,23 @@ class EngineLoop:
             case _:
                 _log.warning("unexpected message", kind=type(message).__name__)
 
-    def _submit(self, message: Submit) -> None:
+    def _submit(self, message: Submit, shares_credit_with: int | None = None) -> bool:
+        """Whether the scheduler has taken it."""
         rows = range(message.request, message.request + message.n)
         try:
-            self._scheduler.add(_arrival(message), self._clock())
+            self._scheduler.add(_arrival(message, shares_credit_with), self._clock())
         except Refused as error:
             for request in rows:
                 self._channel.send(Failed(message=str(error), request=request))
-        else:
-            self._submits.update(dict.fromkeys(rows, message))
+            return False
+        self._submits.update(dict.fromkeys(rows, message))
+        return True
+
+    def _resubmit(self, rows: Sequence[Submit]) -> None:
+        first: int | None = None  # whose credit the others share
+        for message in rows:
+            if self._submit(message, first) and first is None:
+                first = message.request
 
     def _change_policies(self) -> None:
         """Between two steps."""
@@ -166,11 +180,13 @@ class EngineLoop:
         statistics = self._scheduler.statistics()
         news = self._policies.take_news()
         uses = self._policies.take_uses(rests=statistics.at_rest)
-        self._channel.send(step_frame(report, executed, statistics, self._received, news, uses))
+        patience_s = self._patience.of(plan) if self._patience and plan else 0.0
+        frame = step_frame(report, executed, statistics, self._received, news, uses, patience_s)
+        self._channel.send(frame)
         self._outcome = None if plan is None else self._runner.execute(plan)
 
 
-def _arrival(message: Submit) -> Arrival:
+def _arrival(message: Submit, shares_credit_with: int | None) -> Arrival:
     return Arrival(
         request=message.request,
         prompt=view_ids(message.prompt),
@@ -183,6 +199,7 @@ def _arrival(message: Submit) -> Arrival:
         tenant=message.tenant,
         cache_salt=message.cache_salt,
         credit=message.credit,
+        shares_credit_with=shares_credit_with,
         deadline_s=_or_never(message.deadline_s),
         ttft_target_s=_or_never(message.ttft_target_s),
         tpot_target_s=_or_never(message.tpot_target_s),

@@ -29,6 +29,7 @@ from cadenza.policies.profile import Profile
 from cadenza.policies.runner import FaultCount, PolicyRunner, PolicyUnusable
 from cadenza.policies.shadow import SHADOW_BUDGET_S, Shadow, ShadowedDecisions
 from cadenza.scheduler.scheduler import Scheduler
+from cadenza.wire import messages
 from cadenza.wire.messages import (
     DescribePolicies,
     HookUse,
@@ -100,6 +101,10 @@ class EnginePolicies:
         self._shadow: Shadow | None = None
         self._change: _Change | None = None
         self.decisions = Decisions(self._live, self._runner, newcomers=())
+
+    def restore(self, faults: Sequence[messages.FaultCount], uses: Sequence[HookUse]) -> None:
+        """Go on from what a former engine has counted, and do not ask whom it had quarantined."""
+        self._runner.restore(faults, uses)
 
     @property
     def is_changing(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -10,7 +10,18 @@ from structlog.typing import FilteringBoundLogger
 
 from cadenza.policies.blame import Blame
 from cadenza.policies.builtin import DEFAULTS
-from cadenza.policies.standing import Fault, FaultCount, Hook, Standing, Tally, Unanswered
+from cadenza.policies.standing import (
+    CountedFaults,
+    CountedUse,
+    Fault,
+    FaultCount,
+    Hook,
+    Standing,
+    Tally,
+    Unanswered,
+)
+
+_FORMER = "failed in an engine process that is gone"
 
 
 class When(NamedTuple):
@@ -137,6 +148,21 @@ class Ledger:
             if hook.policy not in policies:
                 hook.standing = self._standing_of(hook.policy)
                 hook.told = hook.was_excused = False
+
+    def restore(self, faults: Iterable[CountedFaults], uses: Iterable[CountedUse]) -> None:
+        """Go on from what another ledger has counted; its quarantines stay."""
+        for use in uses:
+            tally = self.open(use.policy, use.hook).tally
+            tally.calls, tally.spent_s = use.calls, use.spent_s
+            tally.passed_over, tally.excused = use.passed_over, use.excused
+        for count in faults:
+            key = count.policy, count.hook
+            hook = self.hooks.get(key) or self.open(*key)
+            hook.tally.faults, hook.tally.last_error = count.faults, _FORMER
+            hook.tally.failed_s = self._timer()
+            hook.standing.quarantined |= count.quarantined and not hook.standing.trusted
+            self.faults += count.faults
+            self._has_news = True
 
     def release(self, policy: str) -> None:
         """Let a quarantined policy begin anew."""

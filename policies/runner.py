@@ -15,7 +15,7 @@ and are never passed over. One that raises is counted and logged as an error, an
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -37,6 +37,8 @@ from cadenza.policies.profile import Profile
 from cadenza.policies.standing import (
     STRIKES,
     WINDOW_S,
+    CountedFaults,
+    CountedUse,
     Fault,
     FaultCount,
     Hook,
@@ -218,6 +220,10 @@ class PolicyRunner:
         """
         self._profile = profile
         self._ledger.keep(profile.kept)
+
+    def restore(self, faults: Iterable[CountedFaults], uses: Iterable[CountedUse]) -> None:
+        """Go on from what was counted by another runner, which is gone; its quarantines stay."""
+        self._ledger.restore(faults, uses)
 
     def release(self, policy: str) -> None:
         """Ask a quarantined policy again, a fresh instance of it. Others are left as they are.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 STRIKES = 3
 WINDOW_S = 60.0
@@ -51,6 +51,36 @@ class FaultCount(NamedTuple):
     hook: str
     faults: int
     quarantined: bool
+
+
+class CountedFaults(Protocol):
+    """A `FaultCount`, also as it comes from another process."""
+
+    @property
+    def policy(self) -> str: ...
+    @property
+    def hook(self) -> str: ...
+    @property
+    def faults(self) -> int: ...
+    @property
+    def quarantined(self) -> bool: ...
+
+
+class CountedUse(Protocol):
+    """How often one hook of one policy was asked, and what became of that; as in `Tally`."""
+
+    @property
+    def policy(self) -> str: ...
+    @property
+    def hook(self) -> str: ...
+    @property
+    def calls(self) -> int: ...
+    @property
+    def spent_s(self) -> float: ...
+    @property
+    def passed_over(self) -> int: ...
+    @property
+    def excused(self) -> int: ...
 
 
 @dataclass(slots=True)

@@ -93,6 +93,13 @@ class CostModel:
                 self._next_fit += min(self._num_steps, MOST_BETWEEN_FITS)
                 self._current()
 
+    def pass_s(self, plan: StepPlan) -> float:
+        """Seconds that the forward pass of a plan may be expected to take; 0: nothing is known."""
+        if not plan.num_rows:
+            return 0.0
+        expected = _features([_Pass(plan.num_new, plan.num_context, 0.0)])[0, :4]
+        return float(expected @ self._current())
+
     def recompute_s(self, tokens: Int64Array, cached: Int64Array) -> FloatArray:
         """Seconds to compute `tokens` again after `cached` ones; float64 [n], finite, 0 or more."""
         coefficients = self._current()

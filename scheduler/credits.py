@@ -48,6 +48,15 @@ class Credits:
         self._slot_of.update(dict.fromkeys(requests, slot))
         return slot
 
+    def share(self, request: int, requests: Sequence[int]) -> int:
+        """The slot of a request that is here, held by one row more and named by `requests`, too."""
+        slot = self.slot_of(request)
+        if slot != UNLIMITED:
+            self.hold(slot)
+            self._requests[slot] = (*self._requests[slot], *requests)
+            self._slot_of.update(dict.fromkeys(requests, slot))
+        return slot
+
     def slot_of(self, request: int) -> int:
         """The slot that a request was opened with; the unlimited one if that is closed."""
         return self._slot_of.get(request, UNLIMITED)

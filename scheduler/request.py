@@ -40,6 +40,7 @@ class Arrival:
     tenant: str = ""  # whom it counts for; empty: nobody in particular
     cache_salt: str = ""
     credit: int | None = None  # tokens the reader takes, over all choices; None: without limit
+    shares_credit_with: int | None = None  # a request that is here, in place of a credit of its own
     deadline_s: float = float("inf")  # on the clock of `Scheduler.step`
     ttft_target_s: float = float("inf")  # from arrival to the first token; policies' business only
     tpot_target_s: float = float("inf")  # between tokens; policies' business only

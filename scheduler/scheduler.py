@@ -86,12 +86,15 @@ class Scheduler:
             for request in arrival.requests:
                 if request in stores.table:
                     raise Refused(f"request {request} is here already")
+            shared = arrival.shares_credit_with
+            if shared is not None and shared not in stores.table:
+                raise Refused(f"request {shared}, whose credit it would share, is not here")
         except Refused as refusal:
             when = stores.totals.steps, now_s, arrival.request
             stores.log.append(RefusedArrival(*when, str(refusal)))
             raise
         row = stores.table.add(arrival, now_s)
-        stores.table.credit[row] = stores.credits.open(arrival.credit, arrival.requests)
+        stores.table.credit[row] = self._credit_of(arrival)
         stores.follow(row)
         self._arrivals.add(row)
         self._earliest_deadline_s = min(self._earliest_deadline_s, arrival.deadline_s)
@@ -295,6 +298,12 @@ class Scheduler:
             back = seated[table.preemptions[seated] > 0]
             if len(back):
                 tell.on_resumed(table.view(back), stores.view(plan.now_s))
+
+    def _credit_of(self, arrival: Arrival) -> int:
+        credits = self._stores.credits
+        if arrival.shares_credit_with is None:
+            return credits.open(arrival.credit, arrival.requests)
+        return credits.share(arrival.shares_credit_with, arrival.requests)
 
     def _leave(self, departure: Departure) -> None:
         if departure.request in self._stores.table:

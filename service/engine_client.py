@@ -1,4 +1,8 @@
-"""The front's end of the socketpair: sends rows to the engine and takes apart what comes back."""
+"""The engine as the rest of the front knows it, whichever process that is at the time.
+
+It sends rows to the present one and takes apart what comes back. When that is gone it keeps the
+rows, and has the next one go on with them.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +11,18 @@ import contextlib
 import socket
 import time
 from collections.abc import Callable, Sequence
-from typing import cast
 
 import structlog
+from msgspec.structs import replace
 
+from cadenza.service.engine_connection import EngineConnection
 from cadenza.service.engine_questions import ANSWER_LIMIT_S, Answer, Questions, in_time
 from cadenza.service.engine_rows import Row, Rows
+from cadenza.service.engine_totals import EngineTotals
 from cadenza.service.errors import EngineUnavailable
 from cadenza.service.news import read_news
-from cadenza.wire.codec import FrameError, FrameReader, encode
+from cadenza.service.submissions import Branch, Submission
+from cadenza.service.suspects import Suspects
 from cadenza.wire.messages import (
     Cancel,
     Counters,
@@ -43,44 +50,81 @@ from cadenza.wire.messages import (
 
 logger = structlog.get_logger(__name__)
 
+_CLOSED = "The service is shutting down."
 _GONE = "The engine process is gone."
+_POISON = (
+    "The engine failed three times at the same place of this request, the last time at no other's; "
+    "it is not tried again."
+)
 
 
-class EngineClient(asyncio.Protocol):
-    """One connection to one engine process.
+class EngineClient:
+    """Every engine process of this front, one after another.
 
-    `connect` makes it. Every registered row gets an end: a finishing token, or `on_failed` when
-    the engine fails or its connection is lost, after which `send` raises EngineUnavailable.
+    `connect` makes it, with the first one. Every registered row gets an end: a finishing token, or
+    `on_failed`. If it `recovers`, an engine that is lost after it was ready is only a pause: `loss`
+    ends, the rows wait, and go on once `succeed` has brought another that is ready, until `fail` is
+    called. Else a loss is that failure, after which `send` raises EngineUnavailable.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, recovers: bool = False) -> None:
         loop = asyncio.get_running_loop()
-        self.counters = Counters()
         self.hook_uses: Sequence[HookUse] = ()  # as the engine told last, at most a second ago
         self.policy_faults: Sequence[FaultCount] = ()  # of hooks that ever failed
-        self.failure: str | None = None  # why the engine is dead, for operators
-        self._reader: FrameReader[ToFront] = FrameReader(ToFront)
-        self._transport: asyncio.WriteTransport | None = None
-        self._rows = Rows(lambda request: self._tell(Cancel(request)))
+        self.failure: str | None = None  # why there is no engine any more, for operators
+        self.patience_s = 0.0  # for which the engine may be silent now, as it said
+        self._recovers = recovers
+        self._totals = EngineTotals()
+        self._connection: EngineConnection | None = None
+        self._rows = Rows(self._give_up)
+        self._suspects = Suspects()
+        self._limits: Ready | None = None
         self._next_number = 1
         self._questions = Questions()
-        self._ready: asyncio.Future[Ready] = loop.create_future()
-        self._lost: asyncio.Future[None] = loop.create_future()
+        self._ready: asyncio.Future[Ready] = loop.create_future()  # of the present engine
+        self._loss: asyncio.Future[str] = loop.create_future()  # of the present engine
+        self._lost: asyncio.Future[str] = loop.create_future()
         self._closing = False
-        self._heard_s = time.monotonic()
-        self._sent = 0  # messages that the engine counts
+        self._received = 0  # messages that the engine says it has handled
+        self._sent = 0  # messages that it counts
         self._at_rest = True  # the engine has handled them all, and need not say anything
         self._on_progress: list[Callable[[Progress], None]] = []
         self._on_decisions: list[Callable[[Sequence[Decision]], None]] = []
         self._on_counters: list[Callable[[Counters], None]] = []
+        self._on_serving: list[Callable[[bool], None]] = []
 
     @classmethod
-    async def connect(cls, end: socket.socket) -> EngineClient:
+    async def connect(cls, end: socket.socket, *, recovers: bool = False) -> EngineClient:
         """Take over one end of a socketpair, which now belongs to the client."""
-        loop = asyncio.get_running_loop()
-        end.setblocking(False)
-        _, client = await loop.create_unix_connection(cls, sock=end)
+        client = cls(recovers=recovers)
+        await client._open(end)
         return client
+
+    async def succeed(self, end: socket.socket, config: EngineConfig) -> None:
+        """Let another engine process start with `config`, and go on with all rows once it is ready.
+
+        Its end of a socketpair now belongs to the client.
+        """
+        assert self._connection is None, "there is an engine"
+        if guilty := self._suspects.convict():
+            for number in tuple(guilty.branches):
+                self._rows.fail(number, _POISON)
+        await self._open(end)
+        self.start(config)
+
+    async def loss(self) -> str:
+        """Wait until the present engine is gone, or there is to be none any more; returns why."""
+        return await asyncio.shield(self._loss)
+
+    @property
+    def counters(self) -> Counters:
+        """The engine's state, and totals over all engines."""
+        return self._totals.counters
+
+    @property
+    def num_heard(self) -> int:
+        """How often the present engine has said something; -1: there is none."""
+        return -1 if self._connection is None else self._connection.num_reads
 
     @property
     def num_rows(self) -> int:
@@ -94,24 +138,26 @@ class EngineClient(asyncio.Protocol):
 
     @property
     def limits(self) -> Ready | None:
-        """What the engine said when it was ready; None before."""
-        if self._ready.done() and not self._ready.exception():
-            return self._ready.result()
-        return None
+        """What the engine said when it was ready, or the one before; None before."""
+        return self._limits
 
     @property
     def is_serving(self) -> bool:
         """Whether a row sent now would be served."""
-        return self.failure is None and self.limits is not None
+        return self.failure is None and self._ready.done()
 
     @property
-    def silence_s(self) -> float:
-        """For how long the engine has said nothing although it has something to do."""
-        return 0.0 if self._at_rest else time.monotonic() - self._heard_s
+    def is_busy(self) -> bool:
+        """Whether the engine has something to do, and will say so when it has done it."""
+        return not self._at_rest
 
     def start(self, config: EngineConfig) -> None:
         """Send the engine its configuration, which is the first message."""
         self._write(Start(config))
+
+    def watch_serving(self, callback: Callable[[bool], None]) -> None:
+        """Call back on the loop when the engine begins or ceases to serve. It must not raise."""
+        self._on_serving.append(callback)
 
     def watch_progress(self, callback: Callable[[Progress], None]) -> None:
         """Call back on the loop for every start-up message."""
@@ -132,16 +178,16 @@ class EngineClient(asyncio.Protocol):
         """Wait until the engine serves.
 
         Raises:
-            EngineUnavailable: it is dead, or dies while loading.
+            EngineUnavailable: there is none any more, or it dies while the first one loads.
         """
-        if self.failure is None:
+        while self.failure is None:
             ready = await asyncio.shield(self._ready)
-        if self.failure is not None:
-            raise EngineUnavailable(self.failure)
-        return ready
+            if self.is_serving:
+                return ready
+        raise EngineUnavailable(self.failure)
 
     async def lost(self) -> None:
-        """Wait until the connection is over, for whatever reason."""
+        """Wait until there is no engine any more, for whatever reason."""
         await asyncio.shield(self._lost)
 
     def take_numbers(self, count: int) -> int:
@@ -153,36 +199,45 @@ class EngineClient(asyncio.Protocol):
     def submit(self, message: Submit, rows: Sequence[Row]) -> None:
         """Send a prompt, and hand what comes back for its `message.n` rows to `rows`, in order.
 
+        While there is no engine it waits for the next one.
+
         Raises:
-            EngineUnavailable: the engine is dead.
+            EngineUnavailable: there is none any more.
         """
-        self.send(message)
+        if self.failure is not None:
+            raise EngineUnavailable(self.failure)
         assert len(rows) == message.n
-        self._rows.add(message.request, rows)
+        submission = self._rows.add(message, rows)
+        if self.is_serving and not self._suspects.are_tried:
+            self._resubmit(submission)
 
     def cancel(self, request: int) -> None:
         """Forget a row and tell the engine, if it has not ended. Idempotent, never raises."""
-        if self._rows.remove(request):
-            self._tell(Cancel(request))
+        if branch := self._rows.remove(request):
+            self._tell(branch.submission, Cancel(request))
 
     def finish(self, request: int, tokens_kept: int) -> None:
         """End a row normally after `tokens_kept` tokens, and forget it. Never raises."""
-        if self._rows.remove(request):
-            self._tell(Finish(request, tokens_kept))
+        if branch := self._rows.remove(request):
+            self._tell(branch.submission, Finish(request, tokens_kept))
 
     def grant(self, request: int, tokens: int) -> None:
-        """Let the rows that were submitted with `request` have `tokens` more. Never raises."""
-        self._tell(Credit(request, tokens))
+        """Let all rows that were submitted with one have `tokens` more. Never raises."""
+        if branch := self._rows.get(request):
+            branch.submission.grant(tokens)
+            self._tell(branch.submission, Credit(request, tokens))
 
     def reprioritise(self, request: int, priority: int) -> None:
         """Give a row that has not ended another priority. Never raises."""
-        if request in self._rows:
-            self._tell(Reprioritise(request, priority))
+        if branch := self._rows.get(request):
+            branch.submit = replace(branch.submit, priority=priority)
+            self._tell(branch.submission, Reprioritise(request, priority))
 
     def set_deadline(self, request: int, deadline_s: float | None) -> None:
         """Give a row that has not ended another deadline, None being none. Never raises."""
-        if request in self._rows:
-            self._tell(SetDeadline(request, deadline_s))
+        if branch := self._rows.get(request):
+            branch.submit = replace(branch.submit, deadline_s=deadline_s)
+            self._tell(branch.submission, SetDeadline(request, deadline_s))
 
     def reset_prefix_cache(self) -> asyncio.Future[None]:
         """Let the engine forget every cached prefix; the future ends when it has.
@@ -197,7 +252,7 @@ class EngineClient(asyncio.Protocol):
 
     async def caught_up(self) -> None:
         """Wait until the engine has handled what was sent so far, or is dead. Never raises."""
-        if self.failure is None and self.counters.received < self._sent:
+        if self.is_serving and self._received < self._sent:
             with contextlib.suppress(EngineUnavailable):
                 await self._questions.handled(self._sent)
 
@@ -222,26 +277,73 @@ class EngineClient(asyncio.Protocol):
             self._questions.forget(number)
 
     def send(self, message: ToEngine) -> None:
-        """Send without waiting. The engine is silent until a frame says that it has handled this.
+        """Send without waiting. The engine is busy until a frame says that it has handled this.
 
         Raises:
-            EngineUnavailable: the engine is dead.
+            EngineUnavailable: there is no engine now.
         """
         self._write(message)
         self._sent += 1
-        if self._at_rest:
-            self._at_rest, self._heard_s = False, time.monotonic()
+        self._at_rest = False
 
     def close(self) -> None:
         """Ask the engine to leave, and close the connection once that is sent. Idempotent."""
-        if self.failure is None and self._transport is not None and not self._closing:
-            self._closing = True
+        if self.failure is not None or self._closing:
+            return
+        self._closing = True
+        if self._connection is None:
+            self.fail(_CLOSED)
+        else:
             self._write(Shutdown())
-            self._transport.close()
+            self._connection.close()
 
-    def _tell(self, message: ToEngine) -> None:
-        """Send what a dead engine need not know."""
-        if self.failure is None:
+    def break_off(self, reason: str) -> None:
+        """The present engine is of no use any more, whether it knows that or not."""
+        self._let_go(reason)
+
+    def blame(self, policy: str, hook: str) -> None:
+        """The engine was lost in this hook, so that no row is to blame, and the next is told."""
+        count = FaultCount(policy, hook, 1, quarantined=True)
+        counts = {(each.policy, each.hook): each for each in self.policy_faults}
+        if before := counts.get((policy, hook)):
+            count = replace(before, faults=before.faults + 1, quarantined=True)
+        counts[policy, hook] = count
+        self.policy_faults = tuple(
+            replace(each, quarantined=True) if each.policy == policy else each
+            for each in counts.values()
+        )
+        self._suspects.acquit()
+
+    def fail(self, reason: str) -> None:
+        """There is no engine any more: everybody who waits is told, once."""
+        if self.failure is not None:
+            return
+        self.failure = reason
+        if self._limits is not None and not self._closing:  # who started it tells of a start-up
+            logger.error("engine_lost", reason=reason, rows=len(self._rows))
+        if self._connection is not None:
+            self._connection.abort()
+            self._connection = None
+        self._at_rest = True
+        self._end_ready(reason)
+        self._questions.fail(reason)
+        self._rows.fail_all(reason)
+        for future in (self._loss, self._lost):
+            if not future.done():
+                future.set_result(reason)
+        self._tell_serving()
+
+    async def _open(self, end: socket.socket) -> None:
+        if self._loss.done():
+            self._loss = asyncio.get_running_loop().create_future()
+        self._connection = await EngineConnection.open(end, self._dispatch, self._on_lost)
+
+    def _give_up(self, branch: Branch) -> None:
+        self._tell(branch.submission, Cancel(branch.number))
+
+    def _tell(self, submission: Submission, message: ToEngine) -> None:
+        """Send what only an engine need know that has the submission."""
+        if submission.place is not None and self._connection is not None:
             self.send(message)
 
     def _refuse_unless_serving(self) -> None:
@@ -249,31 +351,96 @@ class EngineClient(asyncio.Protocol):
             raise EngineUnavailable(self.failure or "The engine is still starting.")
 
     def _write(self, message: ToEngine) -> None:
-        if self.failure is not None or self._transport is None:
+        if self.failure is not None or self._connection is None:
             raise EngineUnavailable(self.failure or _GONE)
-        self._transport.write(encode(message))
+        self._connection.write(message)
 
-    # asyncio.Protocol
+    def _on_lost(self, wrong: str | None) -> None:
+        if self._closing:
+            self.fail(_CLOSED)
+        else:
+            self._let_go(
+                _GONE if wrong is None else f"The engine sent what we cannot read: {wrong}"
+            )
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports do not derive from asyncio's
-        self._transport = cast(asyncio.WriteTransport, transport)
+    def _let_go(self, reason: str) -> None:
+        """The present engine is lost, which is a pause or the end."""
+        if self._connection is None:
+            return
+        if not self._recovers or self._limits is None or self._closing:
+            self.fail(reason)
+            return
+        self._connection.abort()
+        self._connection = None
+        was_serving = self.is_serving
+        logger.error("engine_lost", reason=reason, rows=len(self._rows))
+        self._end_ready(reason)
+        self._questions.fail(reason)
+        at_work = self._at_work() if was_serving else ()
+        self._show(self._interruptions(reason))
+        self._suspects.engine_died(at_work)
+        self._rows.interrupt()
+        self._totals.engine_lost()
+        self._sent = self._received = 0
+        self._at_rest, self.patience_s = True, 0.0
+        self._loss.set_result(reason)
+        if was_serving:
+            self._tell_serving()
 
-    def data_received(self, data: bytes) -> None:
-        self._heard_s = time.monotonic()
-        try:
-            for message in self._reader.feed(data):
-                self._dispatch(message)
-        except FrameError as error:
-            self._fail(f"The engine sent what we cannot read: {error}")
+    def _at_work(self) -> list[Submission]:
+        """Whose rows had seats, or were being taken in."""
+        return [
+            each
+            for each in self._rows.submissions
+            if each.place is not None
+            and (each.place > self._received or any(b.is_seated for b in each.branches.values()))
+        ]
 
-    def eof_received(self) -> bool:
-        return False  # close our half too
+    def _interruptions(self, reason: str) -> list[Decision]:
+        """For the timelines, as the engine can tell no more."""
+        now_s, step_id = time.monotonic(), self.counters.steps
+        return [
+            Decision(
+                "interrupted",
+                branch.number,
+                step_id,
+                now_s,
+                {"reason": reason, "generated_tokens": len(branch.emitted)},
+            )
+            for branch in self._rows
+            if branch.submission.place is not None
+        ]
 
-    def connection_lost(self, error: Exception | None) -> None:
-        self._fail("The service is shutting down." if self._closing else _GONE)
-        if not self._lost.done():
-            self._lost.set_result(None)
+    def _end_ready(self, reason: str) -> None:
+        """Whoever waits for the engine waits no longer, or for the next one."""
+        if self.failure is None:
+            if self._ready.done():
+                self._ready = asyncio.get_running_loop().create_future()
+        elif not self._ready.done():
+            self._ready.set_exception(EngineUnavailable(reason))
+            self._ready.exception()  # seen: nobody need be waiting
+
+    def _tell_serving(self) -> None:
+        for callback in self._on_serving:
+            callback(self.is_serving)
+
+    def _send_waiting(self) -> None:
+        """Rows that the engine does not have; while there are suspects, one of them at most."""
+        if self._suspects.are_tried:
+            is_idle = self._at_rest
+            if each := self._suspects.next(is_idle=is_idle):
+                if each.place is None:
+                    self._resubmit(each)
+                return
+            if self._suspects.are_tried:
+                return
+        for submission in self._rows.submissions:
+            if submission.place is None:
+                self._resubmit(submission)
+
+    def _resubmit(self, submission: Submission) -> None:
+        self.send(submission.message())
+        submission.place = self._sent
 
     # messages
 
@@ -284,54 +451,50 @@ class EngineClient(asyncio.Protocol):
             case Failed():
                 self._on_failed(message)
             case Ready():
-                if not self._ready.done():
-                    self._ready.set_result(message)
+                self._on_ready(message)
             case PoliciesAnswer() | PoliciesState():
                 self._questions.answer(message)
             case Progress():
                 for callback in self._on_progress:
                     callback(message)
 
+    def _on_ready(self, ready: Ready) -> None:
+        if not self._ready.done():
+            self._limits = ready
+            self._ready.set_result(ready)
+            self._send_waiting()
+            self._tell_serving()
+
     def _on_failed(self, failed: Failed) -> None:
         if failed.request is None:
-            self._fail(failed.message)
+            self._let_go(failed.message)
         else:
             self._rows.fail(failed.request, failed.message)
 
     def _on_step(self, step: Step) -> None:
         news = read_news(step)
-        self.counters = step.counters
+        counters = self._totals.update(step.counters)
         for callback in self._on_counters:
-            callback(step.counters)
+            callback(counters)
         if step.hook_uses:
             self.hook_uses = step.hook_uses
         if step.policy_faults:
             self.policy_faults = step.policy_faults
+        self.patience_s, self._received = step.patience_s, step.counters.received
         # A frame may have left before the engine read what we sent last
-        self._at_rest = step.counters.at_rest and step.counters.received == self._sent
+        self._at_rest = step.counters.at_rest and self._received == self._sent
         self._rows.hand_out(news, step.prompt_scores, step.decisions)
         if step.decisions:
             self._show(step.decisions)
-        self._questions.has_handled(step.counters.received)
+        self._questions.has_handled(self._received)
+        if self._suspects.are_tried:
+            self._send_waiting()
 
     def _show(self, decisions: Sequence[Decision]) -> None:
+        if not decisions:
+            return
         for callback in self._on_decisions:
             try:
                 callback(decisions)
             except Exception:
                 logger.exception("decision_watcher_failed")
-
-    def _fail(self, reason: str) -> None:
-        """The engine is dead: everybody who waits is told, once."""
-        if self.failure is not None:
-            return
-        self.failure = reason
-        if self.limits is not None and not self._closing:  # who started it tells of a start-up
-            logger.error("engine_lost", reason=reason, rows=len(self._rows))
-        if not self._ready.done():
-            self._ready.set_exception(EngineUnavailable(reason))
-            self._ready.exception()  # seen: nobody need be waiting
-        self._questions.fail(reason)
-        self._rows.fail_all(reason)
-        if self._transport is not None:
-            self._transport.close()

@@ -15,10 +15,9 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
-from cadenza.policies.blame import SIZE, read_blame
-
-_POLL_S = 0.02
+from cadenza.policies.blame import SIZE, Culprit, read_blame
 
 # The engine's threads share the cores with this process. Threads that spin for long at a barrier
 # keep the one they wait for from running; those that do not spin at all pay for every wake-up. A
@@ -52,10 +51,24 @@ class EngineProcess:
         return self._process.poll()
 
     @property
-    def hook_under_way(self) -> str | None:
+    def culprit(self) -> Culprit | None:
         """The policy hook that was called and has not returned, also after the engine's death."""
-        culprit = read_blame(self._blame)
+        return read_blame(self._blame)
+
+    @property
+    def hook_under_way(self) -> str | None:
+        """The same as a phrase."""
+        culprit = self.culprit
         return culprit and f"hook {culprit.hook} of policy {culprit.policy}"
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether somebody has stopped it, as SIGSTOP does."""
+        try:
+            status = Path(f"/proc/{self.pid}/stat").read_text()
+        except OSError:
+            return False
+        return status.rpartition(")")[2].split()[0] in "Tt"
 
     def describe_exit(self) -> str:
         """A phrase for logs and errors."""
@@ -68,10 +81,23 @@ class EngineProcess:
 
     async def wait(self) -> int:
         """Wait until it has exited, and return its status."""
-        # Rare and short-lived; a child watcher would need a thread.
-        while (status := self.exit_status) is None:  # noqa: ASYNC110
-            await asyncio.sleep(_POLL_S)
-        return status
+        if self.exit_status is None:
+            loop = asyncio.get_running_loop()
+            exited = asyncio.Event()
+            pidfd = os.pidfd_open(self.pid)
+            loop.add_reader(pidfd, exited.set)
+            try:
+                await exited.wait()
+            finally:
+                loop.remove_reader(pidfd)
+                os.close(pidfd)
+        return self._process.wait()
+
+    async def kill(self, grace_s: float = 0.0) -> int:
+        """End it at once, or if it has not left after `grace_s`. Idempotent."""
+        if not (grace_s and await self._leaves_within(grace_s)) and self.exit_status is None:
+            self._process.kill()
+        return await self.wait()
 
     async def stop(self, grace_s: float = 5.0) -> int:
         """End it, with SIGTERM if it has not left after `grace_s`, then SIGKILL. Idempotent.

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, TypeVarTuple
 
 import structlog
 
 from cadenza.service.errors import UNEXPECTED
 from cadenza.service.news import News
-from cadenza.wire.messages import Decision, PromptScores, RowLogprobs
+from cadenza.service.submissions import Branch, Submission
+from cadenza.wire.messages import Decision, PromptScores, RowLogprobs, Submit
 
 Told = TypeVarTuple("Told")
 
@@ -55,69 +56,101 @@ class Row(Protocol):
 class Rows:
     """Rows that have not ended. A row that raises is given up, and no other notices."""
 
-    def __init__(self, cancel: Callable[[int], None]) -> None:
+    def __init__(self, cancel: Callable[[Branch], None]) -> None:
         """`cancel` tells the engine that a row is given up."""
-        self._rows: dict[int, Row] = {}
+        self._branches: dict[int, Branch] = {}
         self._cancel = cancel
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._branches)
 
     def __contains__(self, request: int) -> bool:
-        return request in self._rows
+        return request in self._branches
 
-    def add(self, first: int, rows: Sequence[Row]) -> None:
-        """Rows that the engine knows by `first` and the numbers after it."""
-        self._rows.update(enumerate(rows, first))
+    def __iter__(self) -> Iterator[Branch]:
+        return iter(tuple(self._branches.values()))
 
-    def remove(self, request: int) -> bool:
-        """Forget a row. False: there is none."""
-        return self._rows.pop(request, None) is not None
+    def get(self, request: int) -> Branch | None:
+        """The row of this number, unless it has ended."""
+        return self._branches.get(request)
+
+    @property
+    def submissions(self) -> Sequence[Submission]:
+        """What the rows were submitted with, in order of arrival."""
+        return tuple({each.submission: None for each in self._branches.values()})
+
+    def add(self, submit: Submit, rows: Sequence[Row]) -> Submission:
+        """Rows that the engine knows by the numbers of the submit, in order."""
+        submission = Submission(submit, rows)
+        self._branches.update(submission.branches)
+        return submission
+
+    def remove(self, request: int) -> Branch | None:
+        """Forget a row. None: there is none."""
+        branch = self._branches.pop(request, None)
+        if branch is not None:
+            branch.submission.remove(branch)
+        return branch
+
+    def interrupt(self) -> None:
+        """The engine that worked at them is gone, and another one will go on."""
+        for branch in self:
+            branch.submission.place = None
+            if branch.is_seated:
+                branch.is_seated = False
+                self._tell(branch.number, branch.row, branch.row.on_preempted)
 
     def hand_out(
         self, news: News, scores: Sequence[PromptScores], decisions: Sequence[Decision]
     ) -> None:
         """Tell the rows what a step brought them."""
-        rows = self._rows
+        branches = self._branches
         for request, cached_tokens in news.admitted:
-            if row := rows.get(request):
-                self._tell(request, row, row.on_admitted, cached_tokens)
+            if branch := branches.get(request):
+                branch.is_seated = True
+                self._tell(request, branch.row, branch.row.on_admitted, cached_tokens)
         for scored in scores:
-            if row := rows.get(scored.request):
-                self._tell(scored.request, row, row.on_prompt_scores, scored)
+            if branch := branches.get(scored.request):
+                self._tell(scored.request, branch.row, branch.row.on_prompt_scores, scored)
         self._hand_out_tokens(news)
         # The tokens are of the pass before this step, which took seats away after it
         for request in news.preempted:
-            if row := rows.get(request):
-                self._tell(request, row, row.on_preempted)
+            if branch := branches.get(request):
+                branch.is_seated = False
+                self._tell(request, branch.row, branch.row.on_preempted)
         for decision in decisions:
-            if decision.kind in _PARKED and (row := rows.get(decision.request)):
+            if decision.kind in _PARKED and (branch := branches.get(decision.request)):
+                row = branch.row
                 told = row.on_parked if decision.kind == "parked" else row.on_unparked
                 self._tell(decision.request, row, told)
 
     def _hand_out_tokens(self, news: News) -> None:
-        rows, logprobs, now_s = self._rows, news.logprobs, time.monotonic()
+        branches, logprobs, now_s = self._branches, news.logprobs, time.monotonic()
         columns = zip(news.requests, news.tokens, news.finished, strict=True)
         for request, token, finished in columns:
-            row = rows.pop(request, None) if finished else rows.get(request)
-            if row is not None:
+            branch = branches.get(request)
+            if branch is not None:
+                if token >= 0:
+                    branch.emitted.append(token)
+                if finished:
+                    self.remove(request)
                 try:  # as `_tell`, but this is done for every token
-                    row.on_token(
+                    branch.row.on_token(
                         token, finished, logprobs.get(request) if logprobs else None, now_s
                     )
                 except Exception:
-                    self._drop(request, row)
+                    self._drop(request, branch.row)
 
     def fail(self, request: int, message: str) -> None:
         """End a row, if there is one, which would fail again."""
-        if row := self._rows.pop(request, None):
-            _fail_row(row, message, retryable=False)
+        if branch := self.remove(request):
+            _fail_row(branch.row, message, retryable=False)
 
     def fail_all(self, reason: str) -> None:
         """End all, as the engine is gone."""
-        rows, self._rows = self._rows, {}
-        for row in rows.values():
-            _fail_row(row, reason, retryable=True)
+        branches, self._branches = self._branches, {}
+        for branch in branches.values():
+            _fail_row(branch.row, reason, retryable=True)
 
     def _tell(self, request: int, row: Row, news: Callable[[*Told], None], *told: *Told) -> None:
         try:
@@ -128,8 +161,8 @@ class Rows:
     def _drop(self, request: int, row: Row) -> None:
         """Give up a row that has just raised."""
         logger.exception("row_failed", request=request)
-        if self.remove(request):
-            self._cancel(request)
+        if branch := self.remove(request):
+            self._cancel(branch)
         _fail_row(row, UNEXPECTED, retryable=False)
 
 

@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import structlog
@@ -17,7 +18,7 @@ from cadenza.policies.library import Library
 from cadenza.policies.profile import Profile
 from cadenza.service.admin import Admin, AdminAccess
 from cadenza.service.engine_client import EngineClient
-from cadenza.service.engine_process import EngineProcess
+from cadenza.service.engine_process import EngineProcess, start_engine
 from cadenza.service.errors import EngineUnavailable
 from cadenza.service.front_policies import FrontPolicies
 from cadenza.service.generator import Generator
@@ -30,6 +31,7 @@ from cadenza.service.otel import open_tracer
 from cadenza.service.policy_control import PolicyControl
 from cadenza.service.rpc.connections import ANY_AGE, ConnectionAge
 from cadenza.service.rpc.server import GrpcServer
+from cadenza.service.supervisor import MAX_RESTARTS, Supervisor
 from cadenza.service.tokenizer import Tokenizer
 from cadenza.wire.messages import EngineConfig, Progress, Ready
 
@@ -67,10 +69,11 @@ class FrontConfig:
     metrics_as_vllm: bool = True  # whether metrics go by vLLM's names as well
     grpc_connection_age: ConnectionAge = ANY_AGE
     shutdown_timeout_s: float = 30.0  # for requests in flight after the first signal
+    max_engine_restarts: int = MAX_RESTARTS  # within a minute
 
 
 class Front:
-    """Serves until a signal, or until the engine is gone.
+    """Serves until a signal, or until there is no engine any more.
 
     The first SIGTERM or SIGINT lets requests in flight end, the second ends them at once.
     """
@@ -86,7 +89,7 @@ class Front:
     ) -> None:
         self._config = config
         self._tokenizer = tokenizer
-        self._process = process
+        self._process = process  # the present one
         self._on_progress = on_progress
         self._on_ready = on_ready
 
@@ -96,15 +99,17 @@ class Front:
         Raises:
             OSError: a port cannot be bound; nothing was served.
         """
-        engine = await EngineClient.connect(self._process.connection)
+        engine = await EngineClient.connect(self._process.connection, recovers=True)
         try:
             with SignalGuard() as guard:
                 await self._serve(engine, guard)
             return None if engine.is_closing else engine.failure
         finally:
-            engine.close()
             # An engine that loads does not listen, and has nothing to lose.
-            status = await self._process.stop(_LEAVE_S if engine.limits else 0.0)
+            grace_s = _LEAVE_S if engine.is_serving else 0.0
+            engine.close()
+            status = await self._process.stop(grace_s)
+            self._process.end()
             _log.info("engine left", status=status)
             # It died in a hook, or hung there until it was killed
             if during := self._process.hook_under_way:
@@ -114,12 +119,13 @@ class Front:
         config = self._config
         sockets = listen("HTTP", config.host, config.port)
         tracer = None if config.traces_endpoint is None else open_tracer(config.traces_endpoint)
+        metrics = Metrics(config.metrics_tenants)
         generator = Generator(
             engine,
             self._tokenizer,
             model_names=config.model_names,
             limits=config.limits,
-            metrics=Metrics(config.metrics_tenants),
+            metrics=metrics,
             tracer=tracer,
             policies=FrontPolicies(config.profile, guard=guard, timer=time.monotonic),
         )
@@ -155,19 +161,29 @@ class Front:
             raise
         _log.info("grpc serves", port=grpc_port, services=grpc.services)
         addresses = Addresses(config.host, sockets[0].getsockname()[1], grpc_port)
-        engine.watch_progress(self._on_progress)
+        engine.watch_progress(lambda each: None if engine.limits else self._on_progress(each))
         engine.start(config.engine)
+        supervisor = Supervisor(
+            engine,
+            self._process,
+            lambda: control.engine_config(config.engine),
+            metrics,
+            max_restarts=config.max_engine_restarts,
+            start=self._start_another,
+        )
         serving = asyncio.ensure_future(http.serve())
-        announcing = asyncio.ensure_future(self._announce(engine, grpc, addresses))
+        announcing = asyncio.ensure_future(self._announce(engine, grpc, control, addresses))
+        supervising = asyncio.ensure_future(supervisor.run())
         try:
-            await self._until_stopped(engine, generator, grpc, serving)
+            await self._until_stopped(engine, generator, grpc, announcing, [serving, supervising])
         finally:
+            announcing.cancel()
+            supervising.cancel()
             # Closing the engine first ends what is left with an error event, not a cut connection.
             engine.close()
-            announcing.cancel()
             http.stop()
             ended = await asyncio.gather(
-                serving, announcing, grpc.stop(_FLUSH_S), return_exceptions=True
+                serving, announcing, supervising, grpc.stop(_FLUSH_S), return_exceptions=True
             )
             generator.close()
             if tracer is not None:
@@ -176,28 +192,50 @@ class Front:
                 if isinstance(outcome, Exception):
                     raise outcome
 
-    async def _announce(self, engine: EngineClient, grpc: GrpcServer, addresses: Addresses) -> None:
+    def _start_another(self) -> EngineProcess:
+        self._process.end()
+        self._process = start_engine()
+        return self._process
+
+    async def _announce(
+        self,
+        engine: EngineClient,
+        grpc: GrpcServer,
+        control: PolicyControl,
+        addresses: Addresses,
+    ) -> None:
+        """Tell whoever looks when there is an engine that serves, and have it as the former was."""
+        changes: asyncio.Queue[bool] = asyncio.Queue()
         with contextlib.suppress(EngineUnavailable):  # told by `run`
             ready = await engine.ready()
+            engine.watch_serving(changes.put_nowait)
             await grpc.set_ready(True)
             self._on_ready(ready, addresses)
+            while True:
+                is_serving = await changes.get()
+                await grpc.set_ready(is_serving)
+                if is_serving:
+                    await control.restore_shadow()
 
     async def _until_stopped(
         self,
         engine: EngineClient,
         generator: Generator,
         grpc: GrpcServer,
-        serving: asyncio.Future[None],
+        announcing: asyncio.Future[None],
+        servants: Sequence[asyncio.Future[None]],
     ) -> None:
         """Wait for a signal and then for the requests in flight; or for an end nobody asked for."""
         loop = asyncio.get_running_loop()
         signals: asyncio.Queue[None] = asyncio.Queue()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, signals.put_nowait, None)
-        if await _first(signals.get(), engine.lost(), asyncio.wait([serving])) == 0:
+        ended = partial(asyncio.wait, servants, return_when=asyncio.FIRST_COMPLETED)
+        if await _first(signals.get(), engine.lost(), ended()) == 0:
+            announcing.cancel()
             await grpc.set_ready(False)
             drained = generator.drain(self._config.shutdown_timeout_s)
-            await _first(drained, signals.get(), engine.lost(), asyncio.wait([serving]))
+            await _first(drained, signals.get(), engine.lost(), ended())
 
 
 async def _first(*coroutines: Coroutine[Any, Any, Any]) -> int:

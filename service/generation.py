@@ -165,7 +165,8 @@ class Generation:
     def grant(self, tokens: int) -> None:
         """The reader takes `tokens` more, of all choices together."""
         if not self._ended:
-            self._engine.grant(self._choices[0].number, tokens)
+            running = next(choice for choice in self._choices if not choice.is_over)
+            self._engine.grant(running.number, tokens)
 
     async def __aenter__(self) -> Generation:
         self._in_context = True

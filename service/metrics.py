@@ -36,7 +36,7 @@ STREAM_STATES = ("running", "ended")  # when a stream was given up that nobody w
 RESUMPTION_REFUSALS = ("unknown", "conflict", "offset", "gone")
 DECISION_KINDS = (
     *("arrived", "admitted", "preempted", "displaced", "resumed", "host_copy_dropped", "parked"),
-    *("unparked", "starving", "refused", "stalled", "finished"),
+    *("unparked", "starving", "refused", "stalled", "finished", "interrupted"),
 )
 
 
@@ -116,6 +116,8 @@ class Metrics:
         self.params_n = Histogram(FEW)
         self.params_max_tokens = Histogram(TOKENS)
         self.num_preemptions = Histogram(FEW)
+        self.engine_restarts = 0
+        self.engine_pause_s = 0.0  # in which requests waited for another engine
         self._tokens_at_step = 0
         self._named = {name: TenantMetrics() for name in tenants}
         self._none, self._others = TenantMetrics(), TenantMetrics()

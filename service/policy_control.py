@@ -33,6 +33,7 @@ from cadenza.service.front_policies import FrontPolicies
 from cadenza.service.policy_report import PolicyReport, report
 from cadenza.wire.messages import (
     DescribePolicies,
+    EngineConfig,
     PoliciesAnswer,
     PoliciesState,
     PolicyConfig,
@@ -80,6 +81,7 @@ class PolicyControl:
         self._policies = policies
         self._library = library
         self._config = config
+        self._shadow_config: PolicyConfig | None = None
         self._limit_s = limit_s
         self._patience_s = patience_s
         self._preset = preset
@@ -137,6 +139,25 @@ class PolicyControl:
             ChangeUnderWay, EngineUnavailable: as for `use`.
         """
         await self._alone(lambda: self._release(policy))
+
+    def engine_config(self, first: EngineConfig) -> EngineConfig:
+        """What another engine begins with, in place of one that began with `first` and is gone."""
+        return msgspec.structs.replace(
+            first,
+            policies=self._config,
+            policy_faults=tuple(self._engine.policy_faults),
+            hook_uses=tuple(self._engine.hook_uses),
+        )
+
+    async def restore_shadow(self) -> None:
+        """Let another engine have the shadow that the one before had. What it compared is lost."""
+        config = self._shadow_config
+        if config is None:
+            return
+        try:
+            await self._tell(lambda number: UseShadow(number, config))
+        except (InvalidRequest, EngineUnavailable) as error:
+            _log.error("shadow policies lost", error=str(error))
 
     async def _alone(self, change: Callable[[], Awaitable[None]]) -> None:
         if self._change is not None and not self._change.done():
@@ -196,6 +217,7 @@ class PolicyControl:
             self._library.settle(profile)
         self._let_go(self._policies.shadow(profile))
         self._shadow_preset = choices.preset if choices is not None else None
+        self._shadow_config = config
 
     def _let_go(self, profile: Profile | None) -> None:
         if profile is not None:

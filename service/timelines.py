@@ -25,6 +25,7 @@ _STATES = {
     "resumed": "running",
     "parked": "parked",
     "unparked": "running",
+    "interrupted": "preempted",  # its engine is gone
     "preempted": "preempted",  # or "swapped", as a fact of the record says
     "host_copy_dropped": "preempted",
     "refused": "finished",

@@ -4,8 +4,9 @@ Every message is a tagged msgspec struct, encoded as one MessagePack array. Arra
 little-endian bytes and are viewed, not copied, by the reader (`wire.arrays`). This package must
 never import torch: the front process imports it.
 
-Front to engine: `Start`, `Submit`, `Cancel`, `Finish`, `Credit`, `Reprioritise`, `SetDeadline`,
-`ResetPrefixCache`, `UseProfile`, `UseShadow`, `ReleasePolicy`, `DescribePolicies`, `Shutdown`.
+Front to engine: `Start`, `Submit`, `Resubmit`, `Cancel`, `Finish`, `Credit`, `Reprioritise`,
+`SetDeadline`, `ResetPrefixCache`, `UseProfile`, `UseShadow`, `ReleasePolicy`, `DescribePolicies`,
+`Shutdown`.
 Engine to front: `Progress`, `Ready`, `Step`, `Failed`, `PoliciesAnswer`, `PoliciesState`. Once the
 engine is ready, every message but `Shutdown` is followed by a `Step` that counts it in
 `Counters.received`, whether or not there is work; one `Step` may count several.
@@ -46,6 +47,26 @@ class PolicyConfig(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     digests: dict[str, str] = {}  # of the policies' files, as the front process has loaded them
 
 
+class FaultCount(msgspec.Struct, frozen=True, array_like=True):
+    """How often one hook of one policy failed since the front started."""
+
+    policy: str
+    hook: str
+    faults: int
+    quarantined: bool  # the policy, with all its hooks
+
+
+class HookUse(msgspec.Struct, frozen=True, array_like=True):
+    """How often one hook of one policy was asked since the front started."""
+
+    policy: str
+    hook: str
+    calls: int
+    spent_s: float  # by all of them
+    passed_over: int = 0  # times that it was to be asked, and was not
+    excused: int = 0  # calls that were interrupted without being at fault
+
+
 class EngineConfig(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """What the engine process needs to start. All limits are in tokens, blocks or rows."""
 
@@ -65,6 +86,9 @@ class EngineConfig(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     max_preemptions: int = 8  # of one row, before others are preferred as victims
     threads: int | None = None  # None: all cores
     policies: PolicyConfig = PolicyConfig()
+    # What former engines counted, which this one goes on from; quarantines stay until a release
+    policy_faults: tuple[FaultCount, ...] = ()
+    hook_uses: tuple[HookUse, ...] = ()
     log_level: str = "info"
     log_json: bool = True
 
@@ -122,6 +146,15 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit", kw_only
     may_recompute: bool = True
     ttft_target_s: float | None = None  # from arrival to the first token; None: no target
     tpot_target_s: float | None = None  # between tokens; None: no target
+
+
+class Resubmit(msgspec.Struct, frozen=True, array_like=True, tag="resubmit"):
+    """What is left of one `Submit` after the death of the engine that had it: a row each.
+
+    They share one credit, the first one's, which is what is left of it.
+    """
+
+    rows: tuple[Submit, ...]  # at least one, each with its own `emitted`
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
@@ -295,26 +328,6 @@ class Decision(msgspec.Struct, frozen=True, array_like=True):
     facts: dict[str, bool | int | float | str] = {}
 
 
-class FaultCount(msgspec.Struct, frozen=True, array_like=True):
-    """How often one hook of one policy failed since the engine started."""
-
-    policy: str
-    hook: str
-    faults: int
-    quarantined: bool  # the policy, with all its hooks
-
-
-class HookUse(msgspec.Struct, frozen=True, array_like=True):
-    """How often one hook of one policy was asked since the engine started."""
-
-    policy: str
-    hook: str
-    calls: int
-    spent_s: float  # by all of them
-    passed_over: int = 0  # times that it was to be asked, and was not
-    excused: int = 0  # calls that were interrupted without being at fault
-
-
 class Step(msgspec.Struct, frozen=True, array_like=True, tag="step", kw_only=True):
     """All that one step brought, for all rows at once. Parallel arrays, one element a row.
 
@@ -334,6 +347,7 @@ class Step(msgspec.Struct, frozen=True, array_like=True, tag="step", kw_only=Tru
     counters: Counters = Counters()
     policy_faults: tuple[FaultCount, ...] = ()  # all of them, in steps where one changed
     hook_uses: tuple[HookUse, ...] = ()  # all of them, once a second and before a rest
+    patience_s: float = 0.0  # for which the engine may say nothing now; 0: as always
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
@@ -361,6 +375,7 @@ class PoliciesState(msgspec.Struct, frozen=True, array_like=True, tag="policies_
 ToEngine: TypeAlias = (
     Start
     | Submit
+    | Resubmit
     | Cancel
     | Finish
     | Credit

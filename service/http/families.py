@@ -135,6 +135,18 @@ def _engine_totals(generator: Generator) -> Iterator[Family]:
             False,
         ),
         (
+            "engine_restarts",
+            "Engine processes started in place of one that was lost.",
+            generator.metrics.engine_restarts,
+            False,
+        ),
+        (
+            "engine_pause_seconds",
+            "Time in which there was no engine that served.",
+            generator.metrics.engine_pause_s,
+            False,
+        ),
+        (
             "timeline_records_dropped",
             "Records of decisions cut from the timelines of known generations.",
             generator.num_records_dropped,

@@ -100,6 +100,7 @@ def test_every_option_can_be_a_variable_or_stand_in_a_file(file: Path):
         "watermark": 0.5,
         "max_num_queued_reqs": 9,
         "shutdown_timeout": 1.5,
+        "max_engine_restarts": 12,
         "resume_grace": 2.5,
         "resume_max_streams": 10,
         "resume_buffer_kib": 64,

@@ -184,6 +184,7 @@ def test_the_key_may_be_a_variable_and_an_empty_one_is_none(
 
 def test_a_flag_reaches_the_limits(stub):
     assert config_of(stub, "--max-num-queued-reqs", "5").limits.max_queued == 5
+    assert config_of(stub, "--max-engine-restarts", "0").max_engine_restarts == 0
 
 
 def test_flags_reach_the_limits_of_streams(stub):
@@ -304,6 +305,7 @@ RANGES: list[tuple[str, list[str], str]] = [
     ),
     ("--resume-grace", ["-1", "1e300", "nan", "inf"], "from 0 to 31536000 seconds."),
     ("--resume-max-streams", ["-1", "65537", HUGE], "from 0 to 65536."),
+    ("--max-engine-restarts", ["-1", "65537", HUGE], "from 0 to 65536."),
     ("--resume-buffer-kib", ["0", "15", "1048577", HUGE], "from 16 to 1048576 KiB."),
 ]
 

@@ -23,6 +23,13 @@ class Served:
     grpc: str  # host:port
     start_s: float  # from process start to the banner
 
+    @property
+    def engine_pid(self) -> int:
+        """Of the present engine process."""
+        asked = ["ps", "-o", "pid=", "--ppid", str(self.process.pid)]
+        [pid] = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()
+        return int(pid)
+
     def stop(self, timeout_s: float = 30.0) -> int:
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(timeout_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import queue
 import re
 import signal
@@ -419,17 +420,17 @@ def test_a_second_signal_ends_them_with_an_error_event(serve: Serve):
     assert running.process.wait(30) == 0
 
 
-def test_the_death_of_the_engine_ends_streams_with_an_error_event_and_the_service(serve: Serve):
-    running = serve("--max-model-len", "2048")
+def test_one_death_of_the_engine_too_many_ends_streams_with_an_error_event_and_the_service(
+    serve: Serve,
+):
+    running = serve("--max-model-len", "2048", "--max-engine-restarts", "0")
     lines = stream_lines(running.http, max_tokens=2000)
     received = [next(lines)]
 
-    children = subprocess.run(
-        ["ps", "-o", "pid=", "--ppid", str(running.process.pid)], capture_output=True, text=True
-    )
-    subprocess.run(["kill", "-9", *children.stdout.split()], check=True)
+    os.kill(running.engine_pid, signal.SIGKILL)
     received += lines
 
     assert isinstance(received[-1], dict)
-    assert "engine" in received[-1]["error"]["message"]
+    assert "gives up" in received[-1]["error"]["message"]
+    assert received[-1]["error"]["code"] == "engine_unavailable"
     assert running.process.wait(30) == 1

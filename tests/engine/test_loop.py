@@ -29,6 +29,7 @@ from cadenza.wire.messages import (
     PolicyConfig,
     Reprioritise,
     ResetPrefixCache,
+    Resubmit,
     SetDeadline,
     Shutdown,
     Step,
@@ -544,3 +545,57 @@ def test_each_row_is_forgotten_when_it_is_gone():
     assert sorted(stage.submits) == [3, 5]
     arrival = stage.scheduler.calls[0][1]
     assert arrival.deadline_s == arrival.ttft_target_s == arrival.tpot_target_s == math.inf
+
+
+def test_what_another_engine_left_goes_on_with_one_credit(
+    driver: Driver, pair: tuple[Front, Engine]
+):
+    """The first has ended, the others had different numbers of tokens, and 3 more are taken."""
+    front, engine = pair
+    driver.runner.choice_of = {6: 1, 7: 2}
+    known = {request: oracle([5, 6], 9, request - 5) for request in (6, 7)}
+    rows = tuple(
+        Submit(
+            request=request,
+            choice=request - 5,
+            prompt=pack_ids([5, 6]),
+            emitted=pack_ids(known[request][:count]),
+            max_tokens=9,
+            credit=3,
+        )
+        for request, count in ((6, 2), (7, 4))
+    )
+    front.send(Resubmit(rows))
+    tokens: dict[int, list[int]] = {6: [], 7: []}
+    parked: set[int] = set()
+    while len(parked) < 2:
+        step = front.receive()
+        assert isinstance(step, Step)
+        told = zip(read_requests(step.requests), view_ids(step.tokens).tolist(), strict=True)
+        for request, token in told:
+            tokens[request].append(token)
+        kinds = {"parked": parked.add, "unparked": parked.discard}
+        for decision in step.decisions:
+            kinds.get(decision.kind, lambda _: None)(decision.request)
+        if sum(map(len, tokens.values())) == 3:
+            break
+    front.send(Credit(7, tokens=9))
+
+    rest = front.until_finished(6, 7)
+
+    assert tokens[6] + rest[6] == known[6][2:]
+    assert tokens[7] + rest[7] == known[7][4:]
+    assert engine.submits == {}
+
+
+def test_one_row_that_cannot_go_on_does_not_keep_its_siblings_credit(pair: tuple[Front, Engine]):
+    front, _ = pair
+    bad = submit(1, [1] * 64, credit=4)
+    good = submit(2, [8], credit=4)
+    front.send(Resubmit((bad, good)))
+
+    failed = front.receive()
+
+    assert isinstance(failed, Failed)
+    assert failed.request == 1
+    assert front.until_finished(2)[2] == oracle([8], 4)

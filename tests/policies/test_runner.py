@@ -20,6 +20,7 @@ from cadenza.policies.hook_guard import Disarmed, Interrupted, NoGuard
 from cadenza.policies.profile import Profile
 from cadenza.policies.runner import FaultCount, PolicyRunner, PolicyUnusable
 from cadenza.policies.standing import REST_S
+from cadenza.wire.messages import HookUse
 from tests.policies.views import STEP, columns
 
 WAITING = columns(arrival=[10, 11], overtakes=[0, 0])
@@ -848,3 +849,18 @@ def test_ctrl_c_without_a_guard_leaves_nobody_to_blame_for_building():
         runner.release("mine")
 
     assert read_blame(memory) is None
+
+
+def test_another_process_goes_on_from_what_was_counted(asked: Asked):
+    asked.fail(3)
+    faults = [*asked.runner.take_news(), FaultCount("fcfs", "order_admissions", 1, True)]
+    successor = PolicyRunner(Profile())
+    uses = [HookUse("mine", "order_admissions", calls=9, spent_s=0.5, passed_over=4, excused=2)]
+    successor.restore(faults, uses)
+
+    assert successor.quarantined == ("mine",)  # and not the default
+    assert successor.faults == 4
+    assert {*successor.take_news()} == {*faults[:1], faults[1]._replace(quarantined=False)}
+    tally = successor.tallies["mine", "order_admissions"]
+    assert (tally.calls, tally.faults, tally.passed_over, tally.excused) == (9, 3, 4, 2)
+    assert "gone" in successor.unanswered()[0].last_error

@@ -299,3 +299,15 @@ def test_steps_without_a_measured_time_say_nothing_of_the_mean():
     costs.observe(plan([1], [5]), StepTimes())
 
     assert (costs.token_s, costs.step_s) == (0.5, 0.0)
+
+
+def test_how_long_a_pass_may_take_is_known_once_some_have_been_measured():
+    costs, rng = CostModel(), np.random.default_rng(1)
+    assert costs.pass_s(plan([300], [50])) == 0.0
+    for i in range(600):
+        step = decoding(rng) if i % 2 else mixed(rng)
+        costs.observe(step, StepTimes(forward_s=forward_s(step)))
+
+    for step in (decoding(rng), mixed(rng)):
+        assert costs.pass_s(step) == pytest.approx(forward_s(step), rel=0.05)
+    assert costs.pass_s(plan([], [])) == 0.0

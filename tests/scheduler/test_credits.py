@@ -100,3 +100,25 @@ def test_any_number_of_streams_keeps_its_own():
     assert credits.left[slots].tolist() == list(range(100))
     assert credits.num_limited == 100
     assert credits.reserve(array(*slots), array(*[50] * 100)).sum() == 50
+
+
+def test_rows_that_come_apart_share_one_credit_under_all_their_names():
+    credits = Credits()
+    slot = credits.open(3, [6])
+    assert credits.share(6, [7]) == credits.slot_of(7) == slot
+    credits.spend(array(slot, slot))
+    credits.release(slot)
+    credits.grant(credits.slot_of(6), 4)
+
+    assert credits.left[slot] == 5
+    credits.release(slot)
+    assert credits.slot_of(7) == UNLIMITED
+    assert credits.num_limited == 0
+
+
+def test_who_shares_with_one_without_limit_has_none():
+    credits = Credits()
+    credits.open(None, [6])
+
+    assert credits.share(6, [7]) == UNLIMITED
+    assert credits.num_limited == 0

@@ -27,7 +27,7 @@ from cadenza.service.policy_control import PolicyControl
 from cadenza.service.resumable_stream import Later
 from cadenza.service.tokenizer import Tokenizer
 from cadenza.service.tracing import Tracer
-from cadenza.wire.messages import DescribePolicies, PolicyConfig
+from cadenza.wire.messages import DescribePolicies, EngineConfig, PolicyConfig
 
 from .byte_tokenizer import make_tokenizer
 from .entering import front_policies
@@ -63,6 +63,27 @@ class Front:
         """
         for _ in range(2):
             await self.client.ask(DescribePolicies)
+
+    async def recover(self) -> None:
+        """Let another engine take the place of the one that is lost, or about to be."""
+        await self.client.loss()
+        before, ours = self.engine, await self._another()
+        self.engine.auto = before.auto
+        await self.client.succeed(ours, EngineConfig(model="m"))
+        self.engine.become_ready()
+        await self.client.ready()
+
+    async def _another(self) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        before = self.engine
+        self.engine = FakeEngine(
+            before.reply,
+            vocab_size=before.vocab_size,
+            eos=before.eos,
+            max_model_len=before.max_model_len,
+        )
+        await self.engine.attach(theirs)
+        return ours
 
     def is_clean(self) -> bool:
         """Whether nothing is left of any request, here or in the engine."""
@@ -107,6 +128,7 @@ def open_front() -> OpenFront:
         metrics: Metrics | None = None,
         tracer: Tracer | None = None,
         later: Later | None = None,
+        recovers: bool = False,
     ) -> AsyncIterator[Front]:
         tokenizer = make_tokenizer()
         eos = tokenizer.backend.token_to_id("<|end|>")
@@ -115,7 +137,7 @@ def open_front() -> OpenFront:
         )
         ours, theirs = socket.socketpair()
         await engine.attach(theirs)
-        client = await EngineClient.connect(ours)
+        client = await EngineClient.connect(ours, recovers=recovers)
         profile = Profile(chosen, BUILTIN | (policies or {}), options)
         generator = Generator(
             client,

@@ -32,6 +32,7 @@ from cadenza.wire.messages import (
     Ready,
     ReleasePolicy,
     ResetPrefixCache,
+    Resubmit,
     RowLogprobs,
     SetDeadline,
     Shutdown,
@@ -169,6 +170,9 @@ class FakeEngine(asyncio.Protocol):
     def submits(self) -> list[Submit]:
         return [message for message in self.received if isinstance(message, Submit)]
 
+    def resubmits(self) -> list[Resubmit]:
+        return [message for message in self.received if isinstance(message, Resubmit)]
+
     def expire(self, *requests: int) -> None:
         """Let the deadlines of these rows pass now."""
         for rows in (self.running, self.waiting):
@@ -258,6 +262,20 @@ class FakeEngine(asyncio.Protocol):
     def tell_decisions(self) -> None:
         """In a frame of their own."""
         self.send(Step(step_id=0, decisions=self._drain_decisions(), counters=self.counters()))
+
+    def tell_admissions(self) -> None:
+        """Seat those who wait, and tell of that before the pass which they are seated for."""
+        admitted = self._admit()
+        cached = pack_ids([self.cached_tokens] * len(admitted))
+        self.send(
+            Step(
+                step_id=0,
+                admitted=_int64(admitted),
+                admitted_cached=cached,
+                decisions=self._drain_decisions(),
+                counters=self.counters(),
+            )
+        )
 
     def _drain_decisions(self) -> tuple[Decision, ...]:
         told, self.decisions = self.decisions, []
@@ -350,6 +368,17 @@ class FakeEngine(asyncio.Protocol):
                     self.quarantined = tuple(name for name in self.quarantined if name != policy)
         self.send(PoliciesAnswer(message.number, self.policy_error))
 
+    def _take(self, rows: Sequence[Submit]) -> None:
+        """Rows that share the first one's credit."""
+        credit = Credits(rows[0].credit)
+        for row in rows:
+            self.credits[row.request] = credit
+            emitted = view_ids(row.emitted).tolist()
+            taken = FakeRow(row, self.reply(row), row.deadline_s, emitted, credit)
+            self.waiting[row.request] = taken
+            self.decide("arrived", row.request, prompt_tokens=len(row.prompt) // 4)
+        self._plan_step()
+
     def _policies_state(self, number: int) -> PoliciesState:
         live = ProfileState(
             decisions=self.policies.chosen,
@@ -375,12 +404,9 @@ class FakeEngine(asyncio.Protocol):
             self.received.append(message)
             match message:
                 case Submit():
-                    credit = self.credits[message.request] = Credits(message.credit)
-                    for one in _rows(message):
-                        row = FakeRow(one, self.reply(one), one.deadline_s, credit=credit)
-                        self.waiting[one.request] = row
-                        self.decide("arrived", one.request, prompt_tokens=len(one.prompt) // 4)
-                    self._plan_step()
+                    self._take([*_rows(message)])
+                case Resubmit(rows):
+                    self._take(rows)
                 case Cancel(request) | Finish(request, _):
                     self.running.pop(request, None)
                     self.waiting.pop(request, None)

@@ -20,6 +20,7 @@ from cadenza.wire.messages import (
     Ready,
     ReleasePolicy,
     ResetPrefixCache,
+    Resubmit,
     RowLogprobs,
     Sampling,
     SetDeadline,
@@ -35,6 +36,7 @@ from cadenza.wire.messages import (
 from cadenza.wire.policies import Comparison, HookFaults, ProfileState, ShadowState
 
 FRONT_TO_ENGINE = [
+    Resubmit((Submit(request=2, choice=1, prompt=b"\1\0\0\0", emitted=b"\2\0\0\0", max_tokens=5),)),
     Start(
         EngineConfig(
             model="/m.gguf",

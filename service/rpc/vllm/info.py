@@ -20,7 +20,7 @@ def health(generator: Generator) -> pb.HealthCheckResponse:
         return pb.HealthCheckResponse(healthy=True, message="ready")
     if generator.engine.failure is not None:
         message = "The engine is gone."
-    elif generator.engine.limits is None:
+    elif not generator.engine.is_serving:
         message = "The engine loads the model."
     else:
         message = "The service takes no further requests for now."

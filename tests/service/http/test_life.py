@@ -181,26 +181,31 @@ def test_the_pages_that_only_look(run, serve):
     run(main())
 
 
-def test_an_engine_that_is_stuck_is_not_healthy(run, serve, monkeypatch):
+def test_a_service_that_mends_itself_is_alive_and_one_that_has_given_up_is_not(run, serve):
     async def main():
-        async with serve() as served:
-            served.front.engine.auto = False
-            async with await served.front.generator.submit(GenerationRequest(text="x")):
-                assert (await served.http.get("/health")).status_code == 200
-                monkeypatch.setattr("cadenza.service.http.pages._STUCK_S", 0.0)
-                assert (await served.http.get("/health")).status_code == 503
+        async with serve(recovers=True) as served:
+
+            async def status(page: str) -> int:
+                return (await served.http.get(page)).status_code
+
+            served.front.engine.die()
+            await served.front.client.loss()
+            assert (await status("/health"), await status("/ready")) == (200, 503)
+            await served.front.recover()
+            assert (await status("/health"), await status("/ready")) == (200, 200)
+            served.front.client.fail("too many deaths")
+            assert (await status("/health"), await status("/ready")) == (503, 503)
 
     run(main())
 
 
-def test_an_engine_whose_requests_all_wait_for_their_readers_is_healthy(run, serve, monkeypatch):
-    """It says nothing for as long as nobody reads, and says something once somebody does."""
+def test_an_engine_whose_requests_all_wait_for_their_readers_may_be_silent(run, serve):
+    """It says nothing for as long as nobody reads, and has to once somebody does."""
 
     async def main():
         async with serve() as served:
             engine = served.front.engine
             engine.auto = False
-            monkeypatch.setattr("cadenza.service.http.pages._STUCK_S", 1e-9)
             async with await served.front.generator.submit(GenerationRequest(text="x")):
                 client, told = served.front.client, asyncio.Event()
                 client.watch_decisions(lambda _: told.set())
@@ -208,9 +213,9 @@ def test_an_engine_whose_requests_all_wait_for_their_readers_is_healthy(run, ser
                 engine.told_counters = {"at_rest": True}
                 engine.step()
                 await told.wait()
-                assert (await served.http.get("/health")).status_code == 200
+                assert not client.is_busy
                 client.grant(1, 5)
-                assert (await served.http.get("/health")).status_code == 503
+                assert client.is_busy
 
     run(main())
 

@@ -1,0 +1,30 @@
+"""How long the engine may say nothing while it computes, told to the front before it does.
+
+Whoever watches takes a longer silence for a hang.
+"""
+
+from __future__ import annotations
+
+from cadenza.scheduler.costs import CostModel
+from cadenza.scheduler.plan import StepPlan
+
+_MARGIN = 10.0  # a pass that takes so many times as long as expected has hung, or nearly
+_COMPILING_S = 120.0
+_COMPILING_PASSES = 32  # in which most shapes occur for the first time
+
+
+class Patience:
+    """What to allow for each pass, by what passes have taken so far."""
+
+    def __init__(self, costs: CostModel, *, compiles: bool) -> None:
+        """`compiles`: whether kernels are compiled when they are first called."""
+        self._costs = costs
+        self._num_compiling = _COMPILING_PASSES if compiles else 0
+
+    def of(self, plan: StepPlan) -> float:
+        """Seconds for the pass of this plan, which is about to begin."""
+        allowed_s = _MARGIN * self._costs.pass_s(plan)
+        if self._num_compiling:
+            self._num_compiling -= 1
+            allowed_s = max(allowed_s, _COMPILING_S)
+        return allowed_s
