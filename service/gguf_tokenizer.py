@@ -1,7 +1,8 @@
 """A `tokenizers.Tokenizer` from the metadata of a GGUF file.
 
-Only byte-level BPE (`tokenizer.ggml.model` "gpt2") with a pre-tokeniser that we know: a wrong
-pre-tokeniser would still give ids, only worse ones, so that an unknown one is refused.
+Byte-level BPE (`tokenizer.ggml.model` "gpt2") with a pre-tokeniser that we know, since a wrong one
+would still give ids, only worse ones, so that an unknown one is refused; and SentencePiece's BPE
+("llama"), which `gguf_sentencepiece.py` builds.
 """
 
 from __future__ import annotations
@@ -13,10 +14,14 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from tokenizers.pre_tokenizers import PreTokenizer
 
 from cadenza.checkpoints.errors import CheckpointError
+from cadenza.service.gguf_sentencepiece import sentencepiece
 
 _CONTROL, _USER_DEFINED = 3, 4  # values of tokenizer.ggml.token_type
 
-_ARRAYS = ("tokenizer.ggml.tokens", "tokenizer.ggml.merges", "tokenizer.ggml.token_type")
+_ARRAYS = {  # that each tokenizer.ggml.model needs
+    "gpt2": ("tokens", "merges", "token_type"),
+    "llama": ("tokens", "scores", "token_type"),
+}
 
 _LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
@@ -33,16 +38,31 @@ def build_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
     """The tokenizer that `metadata` describes.
 
     Raises:
-        UnsupportedTokenizer: another model than byte-level BPE, or an unknown pre-tokeniser.
+        UnsupportedTokenizer: another model than these two, an unknown pre-tokeniser, or no
+            vocabulary.
     """
     kind = metadata.get("tokenizer.ggml.model")
-    if kind != "gpt2":
-        raise UnsupportedTokenizer(f"the tokenizer model {kind!r} is not supported, only 'gpt2'")
-    missing = [key for key in _ARRAYS if key not in metadata]
+    if kind not in _ARRAYS:
+        raise UnsupportedTokenizer(
+            f"the tokenizer model {kind!r} is not supported, only {', '.join(_ARRAYS)}"
+        )
+    missing = [name for name in _ARRAYS[kind] if f"tokenizer.ggml.{name}" not in metadata]
     if missing:
-        raise UnsupportedTokenizer(f"the file has no {missing[0]}")
-    pre = str(metadata.get("tokenizer.ggml.pre", "default"))
+        raise UnsupportedTokenizer(f"the file has no tokenizer.ggml.{missing[0]}")
+    lengths = {
+        len(metadata[f"tokenizer.ggml.{name}"]) for name in _ARRAYS[kind] if name != "merges"
+    }
+    if len(lengths) > 1:
+        raise UnsupportedTokenizer("the file's tokens, types and scores are not as many")
     tokens = [str(token) for token in metadata["tokenizer.ggml.tokens"]]
+    build = sentencepiece if kind == "llama" else _byte_level
+    tokenizer = build(metadata, tokens)
+    _add_tokens(tokenizer, tokens, metadata["tokenizer.ggml.token_type"])
+    return tokenizer
+
+
+def _byte_level(metadata: Mapping[str, Any], tokens: list[str]) -> Tokenizer:
+    pre = str(metadata.get("tokenizer.ggml.pre", "default"))
     merges = [_pair(str(merge)) for merge in metadata["tokenizer.ggml.merges"]]
     vocabulary = {token: index for index, token in enumerate(tokens)}
     # llama-bpe was made from a tiktoken file: a word that is a token is never merged up to
@@ -52,7 +72,6 @@ def build_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
     if pre == "qwen2":
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.decoder = decoders.ByteLevel()
-    _add_tokens(tokenizer, tokens, metadata["tokenizer.ggml.token_type"])
     return tokenizer
 
 

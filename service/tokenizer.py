@@ -206,8 +206,10 @@ def _from_gguf(path: Path) -> Tokenizer:
     ids = _special_ids(metadata)
     texts = {name: text for name, i in ids.items() if (text := backend.id_to_token(i))}
     source = metadata.get("tokenizer.chat_template")
-    # llama.cpp's rule: the Llama 3 vocabulary opens with BOS unless the file says otherwise
-    by_default = metadata.get("tokenizer.ggml.pre") in ("llama-bpe", "llama3")
+    # llama.cpp's rule: these vocabularies open with BOS unless the file says otherwise
+    by_default = metadata.get("tokenizer.ggml.model") == "llama" or metadata.get(
+        "tokenizer.ggml.pre"
+    ) in ("llama-bpe", "llama3")
     opens = metadata.get("tokenizer.ggml.add_bos_token", by_default) and "bos_token" in ids
     return Tokenizer(
         backend,

@@ -193,7 +193,17 @@ def test_a_model_without_a_template_has_no_chat():
 @pytest.mark.parametrize(
     ("metadata", "reason"),
     [
-        ({"tokenizer.ggml.model": "llama"}, "'llama'"),
+        ({"tokenizer.ggml.model": "rwkv"}, "'rwkv'"),
+        ({"tokenizer.ggml.model": "llama"}, "has no tokenizer.ggml.tokens"),
+        (
+            {
+                "tokenizer.ggml.model": "llama",
+                "tokenizer.ggml.tokens": ["a", "b"],
+                "tokenizer.ggml.scores": [0.0],
+                "tokenizer.ggml.token_type": [1, 1],
+            },
+            "not as many",
+        ),
         ({}, "None"),
         ({"tokenizer.ggml.model": "gpt2"}, "has no tokenizer.ggml.tokens"),
         (
