@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import App, CycloptsError, Parameter, ValidationError
@@ -100,6 +101,24 @@ def simulate(trace: str, /, *, options: SimulateOptions | None = None) -> int:
     from cadenza.cli.simulate import run
 
     return run(trace, options or SimulateOptions())
+
+
+@app.command
+def calibrate(steps: Path, /, *, output: Path = Path("machine.json"), name: str = "mine") -> int:
+    """Learn from an engine's step log how long its steps take, for `cadenza simulate --machine`.
+
+    Parameters
+    ----------
+    steps
+        The file FILE.steps that `cadenza serve --record FILE` has written.
+    output
+        The file to write.
+    name
+        What reports shall call the machine.
+    """
+    from cadenza.cli.calibrate import run
+
+    return run(steps, output, name)
 
 
 @app.command

@@ -256,6 +256,9 @@ class ServeOptions(PolicyOptions):
     otlp_traces_endpoint: Annotated[str | None, Service, Url] = None
     """OTLP endpoint that traces are sent to by HTTP, without secrets; needs cadenza[otel]."""
 
+    record: Annotated[Path | None, Service] = None
+    """File to append requests to, without text, and FILE.steps for steps: see docs/simulator.md."""
+
     log_level: Annotated[Literal["debug", "info", "warning", "error"], Service] = "warning"
     """Least severe log records that are written, to standard error."""
 

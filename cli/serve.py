@@ -23,6 +23,7 @@ from cadenza.service.engine_process import EngineProcess
 from cadenza.service.front import Addresses, Front, FrontConfig
 from cadenza.service.limits import Limits, ResumptionLimits
 from cadenza.service.listening import is_loopback, listen
+from cadenza.service.recorder import Recorder, UnusableRecording
 from cadenza.service.rpc.connections import ConnectionAge
 from cadenza.service.tokenizer import Tokenizer, load_tokenizer
 from cadenza.wire.heap import freeze_heap
@@ -60,7 +61,7 @@ def run(resolved: Resolved, process: EngineProcess) -> int:
     front = Front(config, tokenizer, process, on_progress=progress.show, on_ready=on_ready)
     try:
         failure = uvloop.run(front.run())
-    except OSError as error:
+    except (OSError, UnusableRecording) as error:
         raise UsageError(str(error)) from error
     finally:
         progress.done()
@@ -95,8 +96,10 @@ def _prepared(resolved: Resolved) -> tuple[Located, FrontConfig, Tokenizer]:
     try:
         located = locate(options.model)
         config = _front_config(located, options)
+        if config.record is not None:
+            Recorder(config.record, config.engine.block_size).close()
         return located, config, load_tokenizer(located.path)
-    except (CheckpointError, ProfileError) as error:
+    except (CheckpointError, ProfileError, UnusableRecording) as error:
         raise UsageError(str(error)) from error
 
 
@@ -172,6 +175,7 @@ def _front_config(located: Located, options: ServeOptions) -> FrontConfig:
         may_set_watermark=options.watermark is None,
         admin_key=options.admin_api_key,
         traces_endpoint=options.otlp_traces_endpoint,
+        record=options.record,
         metrics_tenants=options.metrics_tenant,
         metrics_as_vllm=options.metrics_compat == "vllm",
         grpc_connection_age=ConnectionAge(
@@ -194,6 +198,7 @@ def _front_config(located: Located, options: ServeOptions) -> FrontConfig:
             enable_prefix_caching=options.enable_prefix_caching,
             watermark=DEFAULT_WATERMARK if options.watermark is None else options.watermark,
             threads=options.threads,
+            step_log=None if options.record is None else f"{options.record.absolute()}.steps",
             policies=configured.config,
             log_level=_log_level(options.log_level, configured.config.trace),
             log_json=not sys.stderr.isatty(),

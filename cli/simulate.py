@@ -21,7 +21,7 @@ from cadenza.policies.errors import ProfileError
 from cadenza.policies.presets import PRESETS
 from cadenza.scheduler.config import SchedulerConfig
 from cadenza.simulator.errors import SimulatorError
-from cadenza.simulator.machines import Machine, machine_of
+from cadenza.simulator.machines import LIMITS, Machine, machine_of
 from cadenza.simulator.page import page
 from cadenza.simulator.readers import read_trace
 from cadenza.simulator.run import Run
@@ -126,16 +126,16 @@ def _window(text: str) -> tuple[float, float]:
 
 
 def _limits(options: SimulateOptions, trace: Trace, machine: Machine) -> SchedulerConfig:
-    """Those of flags, then those of a running service, then usual ones; but memory is not guessed.
+    """Those of flags, a running service, the machine, or else usual ones; memory is not guessed.
 
     Raises:
         UsageError: nobody says how many blocks there are, or limits contradict each other.
     """
     served = {} if options.like is None else _served(options.like)
-    known: dict[str, Any] = {"num_blocks": machine.num_blocks, **_DEFAULTS, **served}
-    flags = {name: getattr(options, name) for name in (*_DEFAULTS, "num_blocks", "max_model_len")}
-    known |= {name: value for name, value in flags.items() if value is not None}
-    if known["num_blocks"] is None:
+    flags = {name: getattr(options, name) for name in LIMITS}
+    given = {name: value for name, value in flags.items() if value is not None}
+    known: dict[str, Any] = {**_DEFAULTS, **machine.limits, **served, **given}
+    if "num_blocks" not in known:
         raise UsageError(
             f"nobody knows how many KV blocks {machine.name} has: --num-blocks, or --like with the "
             "address of a running service, says it. Results depend on it more than on policies"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 
 import structlog
 
@@ -12,10 +13,12 @@ from cadenza.engine.loop import EngineLoop
 from cadenza.engine.patience import Patience
 from cadenza.engine.policies import EnginePolicies
 from cadenza.engine.runner import RunnerFacts, build_runner
+from cadenza.engine.step_log import LoggedRunner
 from cadenza.policies.blame import Blame
 from cadenza.policies.hook_guard import HookGuard
 from cadenza.scheduler.config import SchedulerConfig
 from cadenza.scheduler.costs import CostModel
+from cadenza.scheduler.plan import Runner
 from cadenza.scheduler.scheduler import Scheduler
 from cadenza.wire.messages import EngineConfig, Progress, Ready, Sampling, Submit
 
@@ -63,13 +66,27 @@ def build_engine(
         scheduler.leave_free(config.policies.watermark)
     channel.send(_ready(facts, limits))
     patience = Patience(costs, compiles=facts.device != "cpu")
-    return EngineLoop(channel, scheduler, runner, submits, policies, patience=patience)
+    logged = _logged(runner, config, facts, limits)
+    return EngineLoop(channel, scheduler, logged, submits, policies, patience=patience)
 
 
 def settings_of(submits: Mapping[int, Submit], request: int) -> tuple[Sampling, int]:
     """The sampling settings of a live row, and which choice it is."""
     submit = submits[request]
     return submit.sampling, submit.choice + request - submit.request
+
+
+def _logged(
+    runner: Runner, config: EngineConfig, facts: RunnerFacts, limits: SchedulerConfig
+) -> Runner:
+    """The runner, logged if that is wanted and can be."""
+    if config.step_log is None:
+        return runner
+    try:
+        return LoggedRunner(runner, Path(config.step_log), limits, facts.device)
+    except OSError as error:
+        _log.error("no step log", path=config.step_log, reason=error.strerror)
+        return runner
 
 
 def _limits(config: EngineConfig, facts: RunnerFacts) -> SchedulerConfig:

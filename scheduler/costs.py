@@ -200,11 +200,11 @@ def _fit(sums: FloatArray, guess: FloatArray) -> FloatArray:
     gram = sums[np.ix_(seen, seen)] / np.outer(scale, scale) + np.diag(pulls)
     target = sums[seen, 4] / scale + pulls * guess[seen] * scale
     coefficients = guess.copy()
-    coefficients[seen] = _non_negative(gram, target) / scale
+    coefficients[seen] = non_negative_least_squares(gram, target) / scale
     return coefficients
 
 
-def _non_negative(gram: FloatArray, target: FloatArray) -> FloatArray:
+def non_negative_least_squares(gram: FloatArray, target: FloatArray) -> FloatArray:
     """The x >= 0 with the least `x.gram.x - 2 target.x`; `gram` is positive definite."""
     best, least = np.zeros(len(target)), 0.0
     for size in range(len(target), 0, -1):

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import structlog
@@ -29,6 +30,7 @@ from cadenza.service.listening import is_loopback, listen
 from cadenza.service.metrics import Metrics
 from cadenza.service.otel import open_tracer
 from cadenza.service.policy_control import PolicyControl
+from cadenza.service.recorder import Recorder
 from cadenza.service.rpc.connections import ANY_AGE, ConnectionAge
 from cadenza.service.rpc.server import GrpcServer
 from cadenza.service.supervisor import MAX_RESTARTS, Supervisor
@@ -65,6 +67,7 @@ class FrontConfig:
     may_set_watermark: bool = True  # whether presets may
     admin_key: str | None = None
     traces_endpoint: str | None = None  # of OTLP by HTTP
+    record: Path | None = None  # where requests are written down for the simulator
     metrics_tenants: Sequence[str] = ()  # that get series of their own
     metrics_as_vllm: bool = True  # whether metrics go by vLLM's names as well
     grpc_connection_age: ConnectionAge = ANY_AGE
@@ -120,6 +123,9 @@ class Front:
         sockets = listen("HTTP", config.host, config.port)
         tracer = None if config.traces_endpoint is None else open_tracer(config.traces_endpoint)
         metrics = Metrics(config.metrics_tenants)
+        recorder = (
+            None if config.record is None else Recorder(config.record, config.engine.block_size)
+        )
         generator = Generator(
             engine,
             self._tokenizer,
@@ -127,6 +133,7 @@ class Front:
             limits=config.limits,
             metrics=metrics,
             tracer=tracer,
+            recorder=recorder,
             policies=FrontPolicies(config.profile, guard=guard, timer=time.monotonic),
         )
         control = PolicyControl(
@@ -186,6 +193,8 @@ class Front:
                 serving, announcing, supervising, grpc.stop(_FLUSH_S), return_exceptions=True
             )
             generator.close()
+            if recorder is not None:
+                recorder.close()
             if tracer is not None:
                 await asyncio.to_thread(tracer.close)
             for outcome in ended:

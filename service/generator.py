@@ -24,6 +24,7 @@ from cadenza.service.logprob_limits import refuse_costly
 from cadenza.service.metrics import Metrics
 from cadenza.service.prompt import token_ids
 from cadenza.service.queue import Entry
+from cadenza.service.recorder import Recorder
 from cadenza.service.request import GenerationRequest
 from cadenza.service.request_timer import RequestTimer
 from cadenza.service.resumable_stream import Later
@@ -50,6 +51,7 @@ class Generator:
         metrics: Metrics | None = None,
         policies: FrontPolicies | None = None,
         tracer: Tracer | None = None,
+        recorder: Recorder | None = None,
         later: Later | None = None,
     ) -> None:
         """Serve `engine` under `model_names`, of which the first is told to clients.
@@ -78,6 +80,7 @@ class Generator:
         engine.watch_counters(self.metrics.count_step)
         self._encoder = Encoder(tokenizer)
         self._tracer = tracer
+        self._recorder = recorder
 
     @property
     def model_name(self) -> str:
@@ -347,6 +350,8 @@ class Generator:
         )
         if self._tracer is not None:
             job.timer.watch(partial(self._tracer.end, job.traced(generation)))
+        if self._recorder is not None:
+            job.timer.watch(self._recorder.watching(job))
         checked = job.checked
         first = self.engine.take_numbers(checked.num_choices)
         submits = job.submits(first, max_rows, self._salt(checked))

@@ -69,11 +69,11 @@ class RequestTimer:
         self._seated_s: float | None = None
         self._first_s: float | None = None
         self._choices: list[TokenTimes] = []
-        self._on_end: Callable[[Ended], None] | None = None
+        self._on_end: list[Callable[[Ended], None]] = []
 
     def watch(self, on_end: Callable[[Ended], None]) -> None:
-        """Tell of the request once it has ended."""
-        self._on_end = on_end
+        """Tell of the request once it has ended. Whoever is told must not raise."""
+        self._on_end.append(on_end)
 
     def launched(self, *, tenant: str, prompt_tokens: int, n: int, max_tokens: int) -> None:
         """The request goes to the engine, and this is what it wants."""
@@ -115,12 +115,14 @@ class RequestTimer:
         """The request is over, for one of FINISHED_REASONS."""
         self._metrics.finished[reason] += 1
         self._tenant.finished[reason] += 1
-        if self._on_end is not None:
-            self._on_end(self._measured(reason))
+        if self._on_end:
+            measured = self._measured(reason)
+            for on_end in self._on_end:
+                on_end(measured)
         if reason in ("stop", "length"):
             self._observe_whole(self._clock())
         # They lead back here: without them nothing waits for the garbage collector
-        self._choices, self._on_end = [], None
+        self._choices, self._on_end = [], []
 
     def _measured(self, reason: str) -> Ended:
         choices = self._begun()

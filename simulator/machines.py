@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +16,14 @@ from cadenza.simulator.step_time import StepTime, step_time_of
 FORMAT = "cadenza-machine"
 ROOFLINE = "roofline:"
 _VERSION = 1
+LIMITS = (
+    "num_blocks",
+    "block_size",
+    "num_host_blocks",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "max_model_len",
+)
 _MS = 1e-3
 _MAX_BYTES = 1 << 20
 
@@ -28,9 +36,15 @@ class Machine:
     source: str  # where its figures come from
     step_time: StepTime
     copy_token_s: float = 0.0  # keys and values of a token to the host, or back; 0: not known
-    num_blocks: int | None = None  # in its pool, of 16 tokens, where that was measured
+    limits: Mapping[str, int] = field(default_factory=dict)  # of its engine, where they are known
 
     def __post_init__(self) -> None:
+        """Raises SimulatorError for a limit or a time that cannot be."""
+        for name, value in self.limits.items():
+            if name not in LIMITS:
+                raise SimulatorError(unknown("limit", name, LIMITS))
+            if type(value) is not int or value < 0:
+                raise SimulatorError(f"{name} must be a whole number, and is {quoted(value)}")
         if not 0 <= self.copy_token_s < 1:
             raise SimulatorError(f"copy_token_s must be from 0 to 1, and is {self.copy_token_s:g}")
 
@@ -66,7 +80,7 @@ MACHINES: dict[str, Machine] = {
                 mixed=0.032,
             ),
             copy_token_s=_COPY_8B / 22e9,
-            num_blocks=2588,
+            limits={"num_blocks": 2588, "block_size": 16},
         ),
         Machine(
             name="rtx-pro-6000-llama-3.1-8b",
@@ -205,16 +219,16 @@ def _decoded(path: Path, content: Mapping[str, Any]) -> Machine:
     coefficients = content.get("step_time")
     if not isinstance(coefficients, dict):
         raise SimulatorError(f"{path} has no step_time")
-    copy_s, blocks = content.get("copy_token_s", 0.0), content.get("num_blocks")
-    if not isinstance(copy_s, (int, float)) or not (blocks is None or type(blocks) is int):
-        raise SimulatorError(f"{path}: copy_token_s and num_blocks must be numbers")
+    copy_s, limits = content.get("copy_token_s", 0.0), content.get("limits", {})
+    if not isinstance(copy_s, (int, float)) or not isinstance(limits, dict):
+        raise SimulatorError(f"{path}: copy_token_s must be a number, and limits a table")
     try:
         return Machine(
             name=str(content.get("name", path.stem)),
             source=str(content.get("source", path)),
             step_time=step_time_of(coefficients),
             copy_token_s=copy_s,
-            num_blocks=blocks,
+            limits=limits,
         )
     except SimulatorError as error:
         raise SimulatorError(f"{path}: {error}") from error

@@ -9,7 +9,7 @@ import numpy as np
 
 from cadenza.scheduler.config import SchedulerConfig
 from cadenza.simulator.comparison import compare, nothing_queued
-from cadenza.simulator.machines import Machine
+from cadenza.simulator.machines import LIMITS, Machine
 from cadenza.simulator.run import Run
 from cadenza.simulator.summary import HARDLY_QUEUED, Targets, distribution, plain, summary
 from cadenza.simulator.trace import Trace
@@ -107,13 +107,4 @@ def _trace(trace: Trace) -> dict[str, Any]:
 
 
 def _limits(config: SchedulerConfig) -> dict[str, Any]:
-    names = (
-        "num_blocks",
-        "block_size",
-        "num_host_blocks",
-        "max_num_seqs",
-        "max_num_batched_tokens",
-        "max_model_len",
-        "enable_prefix_caching",
-    )
-    return {name: getattr(config, name) for name in names}
+    return {name: getattr(config, name) for name in (*LIMITS, "enable_prefix_caching")}

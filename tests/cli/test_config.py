@@ -105,6 +105,7 @@ def test_every_option_can_be_a_variable_or_stand_in_a_file(file: Path):
         "resume_max_streams": 10,
         "resume_buffer_kib": 64,
         "otlp_traces_endpoint": "http://h:1",
+        "record": "run.jsonl",
         "metrics_compat": "none",
         "metrics_tenant": ["t"],
         "log_level": "debug",

@@ -24,6 +24,7 @@ from cadenza.service.generator import Generator
 from cadenza.service.limits import Limits
 from cadenza.service.metrics import Metrics
 from cadenza.service.policy_control import PolicyControl
+from cadenza.service.recorder import Recorder
 from cadenza.service.resumable_stream import Later
 from cadenza.service.tokenizer import Tokenizer
 from cadenza.service.tracing import Tracer
@@ -127,6 +128,7 @@ def open_front() -> OpenFront:
         patience_s: float = 45.0,
         metrics: Metrics | None = None,
         tracer: Tracer | None = None,
+        recorder: Recorder | None = None,
         later: Later | None = None,
         recovers: bool = False,
     ) -> AsyncIterator[Front]:
@@ -146,6 +148,7 @@ def open_front() -> OpenFront:
             limits=limits,
             metrics=metrics,
             tracer=tracer,
+            recorder=recorder,
             later=later,
             policies=front_policies(profile, guard),
         )

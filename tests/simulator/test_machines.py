@@ -71,8 +71,8 @@ def test_what_is_no_machine_is_told(name: str, said: str):
         ('{"format": "cadenza-machine", "version": 1, "step_time": {"fixed": 1}}', "fixed_s"),
         (
             '{"format": "cadenza-machine", "version": 1, "step_time": {"fixed_s": 1},'
-            ' "num_blocks": "2"}',
-            "must be numbers",
+            ' "limits": {"num_blocks": "2"}}',
+            "num_blocks must be a whole number",
         ),
         (
             '{"format": "cadenza-machine", "version": 1, "step_time": {"fixed_s": 1},'

@@ -1,0 +1,97 @@
+"""How long steps took, and what they computed, in a file that `cadenza calibrate` fits."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import structlog
+
+from cadenza.scheduler.config import SchedulerConfig
+from cadenza.scheduler.plan import Runner, StepOutcome, StepPlan
+
+FORMAT, VERSION = "cadenza-steps", 1
+MOST_STEPS = 20_000  # after that nothing is learned any more, and files would grow for ever
+
+_log = structlog.get_logger(__name__)
+
+
+class LoggedRunner:
+    """A runner whose steps are logged, the first `MOST_STEPS` of them. Writes the file anew."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        path: Path,
+        limits: SchedulerConfig,
+        device: str,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """Raises OSError for a file that cannot be written."""
+        self._runner, self._path, self._clock = runner, path, clock
+        self._left = MOST_STEPS
+        self._ended_s: float | None = None
+        self._file: io.FileIO | None = path.open("wb", buffering=0)
+        names = ("num_blocks", "num_host_blocks", "block_size", "max_model_len", "max_num_seqs")
+        self._write(
+            {
+                "format": FORMAT,
+                "version": VERSION,
+                "device": device,
+                "limits": {
+                    **{name: getattr(limits, name) for name in names},
+                    "max_num_batched_tokens": limits.max_num_batched_tokens,
+                },
+            }
+        )
+
+    def execute(self, plan: StepPlan) -> StepOutcome:
+        """Execute the plan, and log it."""
+        began_s = self._clock()
+        outcome = self._runner.execute(plan)
+        between_s = None if self._ended_s is None else began_s - self._ended_s
+        self._ended_s = self._clock()
+        if self._file is not None:
+            self._write(_line(plan, outcome, self._ended_s - began_s, between_s))
+            self._left -= 1
+            if not self._left:
+                self.close()
+        return outcome
+
+    def _write(self, line: dict[str, Any]) -> None:
+        if self._file is None:
+            return
+        try:
+            self._file.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
+        except OSError as error:
+            _log.error("step log ended", path=str(self._path), reason=error.strerror)
+            self.close()
+
+    def close(self) -> None:
+        """Log no further steps. Idempotent; the end of the process does as well."""
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+
+def _line(
+    plan: StepPlan, outcome: StepOutcome, took_s: float, between_s: float | None
+) -> dict[str, Any]:
+    """A plan's rows as a step's time depends on them, and how long each part of it took."""
+    alone = plan.num_new == 1
+    prefills = np.stack((plan.num_new[~alone], plan.num_context[~alone]), axis=1)
+    times = outcome.times
+    return {
+        "took_s": round(took_s - times.swap_out_s - times.swap_in_s, 7),
+        "between_s": None if between_s is None else round(between_s, 7),
+        "decodes": int(np.count_nonzero(alone)),
+        "contexts": int(plan.num_context[alone].sum()),
+        "prefills": prefills.tolist(),  # tokens, and tokens before them
+        "copied_blocks": len(plan.copies.swap_out) + len(plan.copies.swap_in),
+        "copied_s": round(times.swap_out_s + times.swap_in_s, 7),
+    }
