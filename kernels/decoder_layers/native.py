@@ -24,6 +24,7 @@ from cadenza.kernels.native import Layer, Library, Model, Step, Times, library
 from cadenza.kernels.rotary_embedding import RotaryTables
 
 _MOST_HEAD_DIM, _MOST_GROUP = 256, 32  # of attention.h: what one thread works with is of fixed size
+_DIMS, _UNIT = 32, 16  # dims and tokens of which keys and values lie in the cache; see cache.h
 _GATES = 16  # and as many ups are neighbours in a packed weight
 
 
@@ -68,14 +69,17 @@ class _PackedLayer(NamedTuple):
     down: PackedWeight
 
 
-def is_supported(shape: DecoderShape, dtype: torch.dtype, device: torch.device) -> bool:
-    """Tell whether there are kernels for such layers."""
+def is_supported(
+    shape: DecoderShape, dtype: torch.dtype, device: torch.device, block_size: int
+) -> bool:
+    """Tell whether there are kernels for such layers, and a cache of blocks of so many tokens."""
     return (
         device.type == "cpu"
         and products.is_supported(dtype)
-        and shape.head_dim % 2 == 0
+        and shape.head_dim % _DIMS == 0
         and shape.head_dim <= _MOST_HEAD_DIM
         and shape.num_heads // shape.num_kv_heads <= _MOST_GROUP
+        and block_size % _UNIT == 0
     )
 
 
@@ -142,7 +146,8 @@ class NativeLayers:
         """Return hidden [tokens, hidden], fp32, after the last layer; it is changed in place.
 
         cache: [num_blocks, layers, 2, block_size, kv_heads, head_dim] of the weights' dtype, which
-        gets the new keys and values. positions, blocks, offsets: [tokens] int64. num_context,
+        gets the new keys and values; within a block they lie as products read them, in an order
+        of our own. positions, blocks, offsets: [tokens] int64. num_context,
         num_new: [rows]; block_tables: [rows, blocks]. Rows lie one after another.
         Raises ValueError for what is not so, and MemoryError.
         """
@@ -177,11 +182,13 @@ class NativeLayers:
         if (
             list(cache.shape[1:]) != expected
             or cache.dtype != self._dtype
+            or cache.shape[3] % _UNIT != 0
             or not cache.is_contiguous()
         ):
             raise ValueError(
                 f"the cache is {list(cache.shape)} of {cache.dtype};"
-                f" the layers take [blocks, {str(expected)[1:]} of {self._dtype}, contiguous"
+                f" the layers take [blocks, {str(expected)[1:]} of {self._dtype}, contiguous,"
+                f" where a block has a multiple of {_UNIT} tokens"
             )
         if (
             hidden.ndim != 2

@@ -13,12 +13,9 @@
 namespace cadenza {
 namespace {
 
-#include "avx512_transpose.h"
-
 #include "elementwise.h"
 
 constexpr int64_t kTileRows = 16, kTileInputs = 32;
-constexpr int64_t kStepBytes = kPanel * kTileInputs * 2;  // of a panel
 
 // Registers 0 to 3 hold sums, 4 and 5 rows of x, 6 and 7 the halves of a panel.
 struct alignas(64) TileConfig {
@@ -26,7 +23,9 @@ struct alignas(64) TileConfig {
   uint16_t row_bytes[16] = {};
   uint8_t rows[16] = {};
 
-  TileConfig(int64_t first_rows, int64_t second_rows) {
+  explicit TileConfig(int64_t count) {
+    const int64_t first_rows = count < kTileRows ? count : kTileRows;
+    const int64_t second_rows = count - first_rows;
     set(0, first_rows), set(1, first_rows), set(4, first_rows);
     set(2, second_rows), set(3, second_rows), set(5, second_rows);
     set(6, kTileRows), set(7, kTileRows);
@@ -38,20 +37,18 @@ struct alignas(64) TileConfig {
   }
 };
 
-TARGET inline void prefetch(const char* weight) {
-  for (int64_t line = 0; line < kStepBytes; line += 64)
-    _mm_prefetch(weight + kStepBytes + line, _MM_HINT_T0);
-}
+// For how many rows a thread's registers are prepared: of a product's tile, or of queries.
+thread_local int64_t tile_rows = 0, unit_rows = 0;
 
-TARGET void begin(int64_t rows) {
-  const bool two = rows > kTileRows;
-  const TileConfig config(two ? kTileRows : rows, two ? rows - kTileRows : 0);
+template <class Config>
+TARGET void prepare(int64_t rows, int64_t& prepared) {
+  if (rows == prepared) return;
+  const Config config(rows);
   // gcc takes only its first bytes for read
   asm volatile("" : : "r"(&config) : "memory");
   _tile_loadconfig(&config);
+  prepared = rows;
 }
-
-TARGET void end() { _tile_release(); }
 
 // Registers 0 to 3, as fp32.
 template <bool TWO>
@@ -61,17 +58,6 @@ TARGET void store(char* y, int64_t stride) {
   if (TWO) {
     _tile_stored(2, y + kTileRows * stride, stride);
     _tile_stored(3, y + kTileRows * stride + 64, stride);
-  }
-}
-
-// Sums begin with what is there.
-template <bool TWO>
-TARGET void load(const char* y, int64_t stride) {
-  _tile_loadd(0, y, stride);
-  _tile_loadd(1, y + 64, stride);
-  if (TWO) {
-    _tile_loadd(2, y + kTileRows * stride, stride);
-    _tile_loadd(3, y + kTileRows * stride + 64, stride);
   }
 }
 
@@ -85,54 +71,177 @@ TARGET void clear() {
   }
 }
 
+// A tile's sums, whose finish waits for the next tile: while the matrix unit multiplies, the rest of
+// the processor has little else to do.
+struct Waiting {
+  alignas(64) float sums[2 * kTileRows][kPanel];
+  char* y;  // of the next row
+  int64_t y_stride, outputs, row, rows;
+  Finish finish;
+
+  TARGET void take(const Tile& t) {
+    y = t.y;
+    y_stride = t.y_stride;
+    outputs = t.outputs;
+    finish = t.finish;
+    row = 0;
+    rows = t.rows;
+  }
+
+  // All rows before `last`.
+  TARGET void finish_to(int64_t last) {
+    for (; row < last; ++row, y += y_stride) {
+      if (outputs == kPanel)  // most often: a constant makes loops without a remainder
+        finish_row(finish, sums[row], kPanel, y);
+      else
+        finish_row(finish, sums[row], outputs, y);
+    }
+  }
+};
+
+thread_local Waiting waiting{};
+
+TARGET void end() {
+  waiting.finish_to(waiting.rows);
+  waiting.rows = 0;
+  tile_rows = 0;
+  _tile_release();
+}
+
 template <bool TWO>
-TARGET void multiply(const Tile& t) {
-  const char* weight = t.weight;
-  const char* x = t.x;
-  for (int64_t input = 0; input < t.depth; input += kTileInputs) {
-    if (t.is_ahead) prefetch(weight);
-    _tile_loadd(6, weight, 2 * 64);
+TARGET void multiply(const Tile& t, Waiting& former) {
+  const char *first = t.halves[0], *second = t.halves[1], *x = t.x;
+  const int64_t steps = t.depth / kTileInputs;
+  Ahead ahead(t, steps);
+  const int64_t finish_step = (former.rows + steps - 1) / steps;
+  int64_t finished = 0;
+  for (int64_t step = 0; step < steps; ++step) {
+    ahead.fetch();
+    _tile_loadd(6, first, t.stride);
     _tile_loadd(4, x, t.x_stride);
     _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(7, weight + 64, 2 * 64);
+    _tile_loadd(7, second, t.stride);
     _tile_dpbf16ps(1, 4, 7);
     if (TWO) {
       _tile_loadd(5, x + kTileRows * t.x_stride, t.x_stride);
       _tile_dpbf16ps(2, 5, 6);
       _tile_dpbf16ps(3, 5, 7);
     }
-    weight += kStepBytes;
+    first += kTileInputs / 2 * t.stride;
+    second += kTileInputs / 2 * t.stride;
     x += 2 * kTileInputs;
+    finished += finish_step;
+    former.finish_to(finished < former.rows ? finished : former.rows);
   }
 }
 
 template <bool TWO>
 TARGET void tile_of(const Tile& t) {
-  // which way a sum goes depends on its output alone, never on the rows
-  const bool is_whole = t.outputs == kPanel;
-  const bool is_onto = is_whole && t.finish == Finish::kAccumulate;
-  if (is_onto)
-    load<TWO>(t.y, t.y_stride);
-  else
-    clear<TWO>();
-  multiply<TWO>(t);
-  if (is_onto || (is_whole && t.finish == Finish::kFloat32)) {
+  prepare<TileConfig>(t.rows, tile_rows);
+  clear<TWO>();
+  Waiting& former = waiting;
+  multiply<TWO>(t, former);
+  if (t.finish == Finish::kFloat32 && t.outputs == kPanel) {
+    former.rows = 0;
     store<TWO>(t.y, t.y_stride);
     return;
   }
-  alignas(64) float sums[2 * kTileRows][kPanel];
-  store<TWO>(reinterpret_cast<char*>(sums), sizeof sums[0]);
-  finish(t, &sums[0][0], kPanel);
+  former.take(t);
+  store<TWO>(reinterpret_cast<char*>(former.sums), sizeof former.sums[0]);
 }
 
 void tile(const Tile& t) { (t.rows > kTileRows ? tile_of<true> : tile_of<false>)(t); }
+
+// Scores: registers 0 to 3 hold those of four units, 4 queries, 6 keys. Weighted sums: 0 to 3 hold
+// those of 64 dims, 5 the weights of a unit, 7 its values. Rows of 0 to 5 are queries.
+struct alignas(64) UnitConfig {
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 32, 64, 64};
+  uint8_t rows[16] = {};
+
+  explicit UnitConfig(int64_t count) {
+    for (int number = 0; number < 6; ++number) rows[number] = static_cast<uint8_t>(count);
+    rows[6] = 16;
+    rows[7] = kUnit / 2;
+  }
+};
+
+TARGET void end_units() {
+  unit_rows = 0;
+  _tile_release();
+}
+
+// The first COUNT of registers 0 to 3.
+#define EACH_SUM(COUNT, DO) \
+  DO(0);                    \
+  if (COUNT > 1) DO(1);     \
+  if (COUNT > 2) DO(2);     \
+  if (COUNT > 3) DO(3)
+
+template <int UNITS>
+TARGET void scores_of(const Scores& s, int64_t row) {
+  EACH_SUM(UNITS, _tile_zero);
+  const char* queries = s.queries + row * s.stride;
+  for (int64_t at = 0; at < kUnit * s.dims * 2; at += 16 * 64) {
+    _tile_loadd(4, queries, s.stride);
+    queries += 64;
+#define ADD(unit) { _tile_loadd(6, s.units[unit] + at, 64); _tile_dpbf16ps(unit, 4, 6); }
+    EACH_SUM(UNITS, ADD);
+#undef ADD
+  }
+  float* scores = s.scores + row * kKeyTile;
+#define STORE(unit) _tile_stored(unit, scores + unit * kUnit, kKeyTile * sizeof(float))
+  EACH_SUM(UNITS, STORE);
+#undef STORE
+}
+
+TARGET void scores(const Scores& s) {
+  static constexpr void (*by_units[])(const Scores&, int64_t) = {
+      scores_of<1>, scores_of<2>, scores_of<3>, scores_of<4>};
+  for (int64_t row = 0; row < s.rows; row += kTileRows) {
+    prepare<UnitConfig>(s.rows - row < kTileRows ? s.rows - row : kTileRows, unit_rows);
+    by_units[s.num_units - 1](s, row);
+  }
+}
+
+template <int HALVES>
+TARGET void weigh_of(const Weighing& w, int64_t row, int64_t dim) {
+  const int64_t stride = w.dims * static_cast<int64_t>(sizeof(float));
+  float* attended = w.attended + row * w.dims + dim;
+#define LOAD(half) _tile_loadd(half, attended + half * kHalf, stride)
+  EACH_SUM(HALVES, LOAD);
+#undef LOAD
+  const char* weights = w.weights + row * kKeyTile * 2;
+  for (int64_t unit = 0; unit < w.num_units; ++unit) {
+    _tile_loadd(5, weights + unit * kUnit * 2, kKeyTile * 2);
+    const char* values = w.units[unit] + dim * 4;
+#define ADD(half) { _tile_loadd(7, values + half * kHalfBytes, stride); _tile_dpbf16ps(half, 5, 7); }
+    EACH_SUM(HALVES, ADD);
+#undef ADD
+  }
+#define STORE(half) _tile_stored(half, attended + half * kHalf, stride)
+  EACH_SUM(HALVES, STORE);
+#undef STORE
+}
+
+TARGET void weigh(const Weighing& w) {
+  for (int64_t row = 0; row < w.rows; row += kTileRows) {
+    prepare<UnitConfig>(w.rows - row < kTileRows ? w.rows - row : kTileRows, unit_rows);
+    int64_t dim = 0;
+    for (; dim + 4 * kHalf <= w.dims; dim += 4 * kHalf) weigh_of<4>(w, row, dim);
+    if (dim < w.dims) weigh_of<2>(w, row, dim);
+  }
+}
+
+#undef EACH_SUM
 
 }  // namespace
 
 const Level* amx_level() {
   static const Level level{
       "amx",
-      {avx512_level()->kernels[kFloat32], {2 * kTileRows, 0, tile, begin, end}},
+      {avx512_level()->kernels[kFloat32], {2 * kTileRows, 0, tile, end}},
+      {{}, {scores, weigh, end_units}},
       kElementwise,
   };
   return &level;

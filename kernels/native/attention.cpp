@@ -1,7 +1,8 @@
 // Attention in tiles of 64 keys, counted from the sequence's first, with an online softmax. A query
 // meets each tile in the same way whatever else is computed beside it: alone, in a batch, in a chunk.
 //
-// Keys and values of a tile are packed as weights are; scores and weighted sums are then products.
+// What was written a moment ago cannot be read at once: so a tile's scores are computed before those
+// of the one ahead of it are read.
 #include "attention.h"
 
 #include <algorithm>
@@ -14,13 +15,15 @@
 #include <vector>
 
 #include "pool.h"
-#include "product.h"
+#include "units.h"
 
 namespace cadenza {
 namespace {
 
+constexpr float kLog2e = 1.44269504f;
 constexpr int64_t kMostPositions = 32;  // of a piece
 constexpr int64_t kMostQueries = 96;    // of a part
+constexpr int64_t kFetched = 256;       // bytes of a unit
 constexpr int64_t kMostDepth = kMostHeadDim * sizeof(float);  // bytes
 
 // Successive new tokens of one row.
@@ -40,11 +43,10 @@ struct Part {
 // What one thread works with. Queries are in the order of their KV heads, positions and heads.
 struct Scratch {
   alignas(64) char queries[kMostQueries * kMostDepth];
-  alignas(64) char keys[2][kKeyTile * kMostDepth];  // of two tiles that follow each other
-  alignas(64) char values[2][kKeyTile * kMostDepth];
-  alignas(64) float scores[kMostQueries * kKeyTile];
+  alignas(64) float scores[2][kMostQueries * kKeyTile];  // of two tiles that follow each other
   alignas(64) char weights[kMostQueries * kKeyTile * sizeof(float)];
   alignas(64) float attended[kMostQueries * kMostHeadDim];
+  alignas(64) char values[kKeyTile * kMostDepth];  // of a tile, without those that are not seen
   float most[kMostQueries], totals[kMostQueries][kSumLanes];
 };
 
@@ -59,34 +61,49 @@ class PartTask {
     for (int64_t head = 0; head < part_.num_heads; ++head) take_queries(head);
     const int64_t keys = piece_.position + piece_.count;
     const int64_t tiles = (keys + kKeyTile - 1) / kKeyTile * part_.num_heads;
-    take_tile(tile_at(0));
-    for (int64_t i = 0; i < tiles; ++i) {
-      // what was written a moment ago cannot be read at once: so the next tile is packed first
-      if (i + 1 < tiles) take_tile(tile_at(i + 1));
-      const KeysOf tile = tile_at(i);
-      const KeysOf ahead = tile_at(i + 2 < tiles ? i + 2 : i);
-      const int64_t seeing = std::max<int64_t>(tile.first - piece_.position, 0);  // from there on
-      if (tile.first + tile.count <= piece_.position + 1 || is_finite(tile))
-        attend(tile, seeing, piece_.count, ahead);
-      else
-        attend_one_by_one(tile, seeing);
+    KeyTile tile = tile_at(0), next = tile;
+    score(tile);
+    for (int64_t i = 0; i < tiles; ++i, tile = next) {
+      if (i + 1 < tiles) score(next = tile_at(i + 1));
+      const KeyTile ahead = tile_at(std::min(i + 2, tiles - 1));
+      fetch(ahead.keys, ahead.num_units);
+      soften(tile);
+      fetch(ahead.values, ahead.num_units);
+      add_values(tile);
     }
+    end_units(*a_.level, a_.dtype);
     for (int64_t head = 0; head < part_.num_heads; ++head) give_results(head);
   }
 
  private:
   // A tile of one KV head.
-  struct KeysOf {
+  struct KeyTile {
     int64_t head;
-    int64_t first, count;
-    int64_t buffer;
+    int64_t first, count;  // keys
+    int64_t buffer;        // of scores
+    int64_t seeing;        // from that position of the piece on
+    int64_t num_units;
+    const char* keys[kTileUnits];
+    const char* values[kTileUnits];
   };
 
   // Tiles in the order in which they are met: of all heads, before the next keys.
-  KeysOf tile_at(int64_t index) const {
-    const int64_t first = index / part_.num_heads * kKeyTile;
-    const int64_t keys = piece_.position + piece_.count;
-    return {index % part_.num_heads, first, std::min(kKeyTile, keys - first), index % 2};
+  KeyTile tile_at(int64_t index) const {
+    KeyTile tile;
+    tile.head = index % part_.num_heads;
+    tile.first = index / part_.num_heads * kKeyTile;
+    tile.count = std::min(kKeyTile, piece_.position + piece_.count - tile.first);
+    tile.buffer = index % 2;
+    tile.seeing = std::max<int64_t>(tile.first - piece_.position, 0);
+    tile.num_units = (tile.count + kUnit - 1) / kUnit;
+    const int32_t* blocks = a_.tables + piece_.row * a_.table_width;
+    for (int64_t unit = 0; unit < tile.num_units; ++unit) {
+      const int64_t key = tile.first + unit * kUnit, offset = key % a_.cache.block_size;
+      const int64_t block = blocks[key / a_.cache.block_size];
+      tile.keys[unit] = a_.cache.keys(block, offset, part_.first_head + tile.head);
+      tile.values[unit] = a_.cache.values(block, offset, part_.first_head + tile.head);
+    }
+    return tile;
   }
 
   // Queries of one KV head; those of the part's first head come first.
@@ -110,101 +127,85 @@ class PartTask {
     }
   }
 
-  // Calls with(i, key, value) for `count` tokens from `first` on.
-  template <class With>
-  void each_token(int64_t head, int64_t first, int64_t count, const With& with) const {
-    const int64_t bytes = a_.head_dim * sizeof(Value), token_bytes = a_.kv_heads * bytes;
-    const int64_t size = a_.cache.block_size;
-    const int32_t* block = a_.tables + piece_.row * a_.table_width + first / size;
-    for (int64_t i = 0, offset = first % size; i < count; offset = 0, ++block) {
-      const char* key = a_.cache.token(*block, offset, 0, token_bytes) +
-                        (part_.first_head + head) * bytes;
-      const char* value = key + size * token_bytes;
-      for (; offset < size && i < count; ++offset, ++i) {
-        with(i, key, value);
-        key += token_bytes;
-        value += token_bytes;
+  // Blocks lie anywhere: so what comes next is fetched while others are computed. Of a unit only its
+  // beginning: the processor sees where that leads, and can have more lines on their way.
+  void fetch(const char* const* units, int64_t count) const {
+    for (int64_t unit = 0; unit < count; ++unit)
+      for (int64_t line = 0; line < kFetched; line += 64) {
+        __builtin_prefetch(units[unit] + line);
+        asm volatile("");  // gcc leaves out a call that does nothing but fetch
       }
+  }
+
+  // Scores of the positions that see the tile.
+  void score(const KeyTile& tile) {
+    const int64_t from = tile.head * queries() + tile.seeing * group_;
+    const int64_t stride = depth_ * static_cast<int64_t>(sizeof(Value));
+    compute_scores(*a_.level, a_.dtype,
+                   {s_.queries + from * stride, stride, (piece_.count - tile.seeing) * group_,
+                    a_.head_dim, tile.keys, tile.num_units, scores(tile, from)});
+  }
+
+  float* scores(const KeyTile& tile, int64_t query) const {
+    return s_.scores[tile.buffer] + query * kKeyTile;
+  }
+  char* weights(int64_t query) const {
+    return s_.weights + query * kKeyTile * static_cast<int64_t>(sizeof(Value));
+  }
+  float* attended(int64_t query) const { return s_.attended + query * a_.head_dim; }
+
+  // Makes weights of scores.
+  void soften(const KeyTile& tile) {
+    const int64_t from = tile.head * queries() + tile.seeing * group_;
+    a_.level->elementwise.softmax(
+        {scores(tile, from), (piece_.count - tile.seeing) * group_,
+         piece_.position + tile.seeing + 1 - tile.first, group_, a_.scale * kLog2e, weights(from),
+         &s_.most[from], s_.totals[from], attended(from), a_.head_dim},
+        a_.dtype);
+  }
+
+  void add_values(const KeyTile& tile) {
+    if (tile.first + tile.count <= piece_.position + 1 || is_finite(tile))
+      add_values(tile, tile.values, tile.seeing, piece_.count);
+    else
+      add_values_one_by_one(tile);
+  }
+
+  // For positions of the piece, `begin` to `end`.
+  void add_values(const KeyTile& tile, const char* const* values, int64_t begin, int64_t end) {
+    const int64_t from = tile.head * queries() + begin * group_;
+    weigh(*a_.level, a_.dtype, {weights(from), (end - begin) * group_, a_.head_dim, values,
+                                tile.num_units, attended(from)});
+  }
+
+  // Nothing that a position does not see is among its values: a weight of 0 would not hide NaN.
+  void add_values_one_by_one(const KeyTile& tile) {
+    const int64_t bytes = a_.cache.unit_bytes();
+    const char* values[kTileUnits];
+    for (int64_t unit = 0; unit < tile.num_units; ++unit) values[unit] = s_.values + unit * bytes;
+    for (int64_t position = tile.seeing; position < piece_.count; ++position) {
+      const int64_t seen = piece_.position + position + 1 - tile.first;
+      for (int64_t unit = 0; unit < tile.num_units; ++unit) {
+        char* copy = s_.values + unit * bytes;
+        std::memcpy(copy, tile.values[unit], static_cast<size_t>(bytes));
+        a_.cache.clear_values(copy, std::clamp<int64_t>(seen - unit * kUnit, 0, kUnit));
+      }
+      add_values(tile, values, position, position + 1);
     }
   }
 
-  // Packs the keys and values; those past the tile's count are zeros, whatever lies there.
-  void take_tile(const KeysOf& tile) {
-    alignas(64) static constexpr char nothing[kMostDepth] = {};
-    const char *keys[kKeyTile], *values[kKeyTile];
-    each_token(tile.head, tile.first, tile.count,
-               [&](int64_t i, const char* key, const char* value) {
-                 keys[i] = key;
-                 values[i] = value;
-               });
-    for (int64_t key = tile.count; key < kKeyTile; ++key) keys[key] = values[key] = nothing;
-    a_.level->elementwise.pack_tile(
-        {keys, values, a_.head_dim, s_.keys[tile.buffer], s_.values[tile.buffer]}, a_.dtype);
-  }
-
-  // Fetches a third of a tile. Blocks lie anywhere: so tiles come while others are computed, and not
-  // all at once, because few lines can be on their way.
-  void fetch(const KeysOf& tile, int64_t third) const {
-    const int64_t from = tile.count * third / 3, to = tile.count * (third + 1) / 3;
-    const int64_t bytes = a_.head_dim * sizeof(Value);
-    each_token(tile.head, tile.first + from, to - from,
-               [&](int64_t, const char* key, const char* value) {
-                 for (int64_t line = 0; line < bytes; line += 64) {
-                   __builtin_prefetch(key + line);
-                   __builtin_prefetch(value + line);
-                   asm volatile("");  // gcc leaves out a call that does nothing but fetch
-                 }
-               });
-  }
-
-  // Whether all values of the packed tile are.
-  bool is_finite(const KeysOf& tile) const {
+  // Whether all values of the tile are.
+  bool is_finite(const KeyTile& tile) const {
     using Bits = std::conditional_t<sizeof(Value) == 2, uint16_t, uint32_t>;
     constexpr Bits exponent = sizeof(Value) == 2 ? 0x7f80u : 0x7f800000u;
     bool found = false;
-    for (int64_t i = 0; i < kKeyTile * round_up(a_.head_dim, kPanel); ++i) {
-      Bits bits;
-      std::memcpy(&bits, s_.values[tile.buffer] + i * sizeof bits, sizeof bits);
-      found |= (bits & exponent) == exponent;
-    }
+    for (int64_t unit = 0; unit < tile.num_units; ++unit)
+      for (int64_t i = 0; i < kUnit * a_.head_dim; ++i) {
+        Bits bits;
+        std::memcpy(&bits, tile.values[unit] + i * sizeof bits, sizeof bits);
+        found |= (bits & exponent) == exponent;
+      }
     return !found;
-  }
-
-  // Nothing that a position does not see is in its tile: a weight of 0 would not hide NaN.
-  void attend_one_by_one(KeysOf tile, int64_t begin) {
-    for (int64_t position = begin; position < piece_.count; ++position) {
-      tile.count = std::min(kKeyTile, piece_.position + position + 1 - tile.first);
-      take_tile(tile);
-      attend(tile, position, position + 1, tile);
-    }
-  }
-
-  // The tile's part in positions of the piece, `begin` to `end`; fetches `ahead`.
-  void attend(const KeysOf& tile, int64_t begin, int64_t end, const KeysOf& ahead) {
-    const int64_t count = (end - begin) * group_;
-    const int64_t from = tile.head * queries() + begin * group_;
-    const Kernel* kernel = &a_.level->kernels[a_.dtype];
-    const int64_t x_stride = depth_ * sizeof(Value), weights_stride = kKeyTile * sizeof(Value);
-    float* scores = s_.scores + from * kKeyTile;
-    char* weights = s_.weights + from * weights_stride;
-    float* attended = s_.attended + from * a_.head_dim;
-    Product{kernel, a_.dtype, s_.queries + from * x_stride, x_stride, count,
-            {s_.keys[tile.buffer], kKeyTile, a_.head_dim}, Finish::kFloat32, reinterpret_cast<char*>(scores),
-            kKeyTile * sizeof(float)}
-        .compute(0, count, 0, kKeyTile);
-    fetch(ahead, 0);
-    for (int64_t i = 0; i < count; ++i) {
-      const int64_t seen = piece_.position + begin + i / group_ + 1 - tile.first;
-      a_.level->elementwise.softmax(
-          {scores + i * kKeyTile, std::min(seen, kKeyTile), a_.scale, weights + i * weights_stride,
-           &s_.most[from + i], s_.totals[from + i], attended + i * a_.head_dim, a_.head_dim},
-          a_.dtype);
-    }
-    fetch(ahead, 1);
-    Product{kernel, a_.dtype, weights, weights_stride, count,
-            {s_.values[tile.buffer], a_.head_dim, kKeyTile}, Finish::kAccumulate, reinterpret_cast<char*>(attended), a_.head_dim * static_cast<int64_t>(sizeof(float))}
-        .compute(0, count, 0, a_.head_dim);
-    fetch(ahead, 2);
   }
 
   void give_results(int64_t head) const {
@@ -280,7 +281,7 @@ void Attention::run(int32_t threads) const {
   const Tasks tasks(*this, threads);
   run_tasks(
       threads, static_cast<int64_t>(tasks.parts.size()),
-      [](void* context, int64_t task) { static_cast<const Tasks*>(context)->run(task); },
+      [](void* context, int64_t task, int64_t) { static_cast<const Tasks*>(context)->run(task); },
       const_cast<Tasks*>(&tasks));
   if (tasks.is_memory_short) throw std::bad_alloc();
 }

@@ -1,20 +1,10 @@
 // Causal attention of new tokens over keys and values that lie in cache blocks.
 #pragma once
 
+#include "cache.h"
 #include "level.h"
 
 namespace cadenza {
-
-// One layer of the paged cache: [blocks][2][block_size][kv_heads][head_dim], keys before values.
-struct Cache {
-  char* blocks;
-  int64_t block_bytes;  // from a block to the next
-  int64_t block_size;   // tokens
-
-  char* token(int64_t block, int64_t offset, int side, int64_t token_bytes) const {
-    return blocks + block * block_bytes + (side * block_size + offset) * token_bytes;
-  }
-};
 
 // What is attended to by which rows. Rows' new tokens lie one after another.
 struct Attention {

@@ -10,13 +10,10 @@
 namespace cadenza {
 namespace {
 
-#include "plain_transpose.h"
-
 #include "elementwise.h"
 
 constexpr int64_t kRows = 3;      // of four registers each: 12 of 16 hold sums
-constexpr int64_t kAhead = 2048;  // bytes of a panel that are fetched before they are needed
-constexpr int kVectors = 4;       // of 8 outputs
+constexpr int kVectors = 4;       // of 8 outputs, two a half
 
 // The first or second bf16 of each pair, as fp32.
 TARGET inline __m256 widened(__m256i pairs, int half) {
@@ -30,10 +27,11 @@ struct Float32 {
 
   template <int ROWS>
   TARGET static void step(
-      const char* x, int64_t x_stride, const char* weight, __m256 (&sums)[ROWS][kVectors]) {
+      const char* x, int64_t x_stride, const char* const (&halves)[2], int64_t at,
+      __m256 (&sums)[ROWS][kVectors]) {
     __m256 weights[kVectors];
     EACH(i, kVectors)
-      weights[i] = _mm256_loadu_ps(reinterpret_cast<const float*>(weight) + 8 * i);
+      weights[i] = _mm256_loadu_ps(reinterpret_cast<const float*>(halves[i / 2] + at) + i % 2 * 8);
     EACH(row, ROWS) {
       const __m256 value =
           _mm256_broadcast_ss(reinterpret_cast<const float*>(x + row * x_stride));
@@ -49,7 +47,8 @@ struct Bfloat16 {
 
   template <int ROWS>
   TARGET static void step(
-      const char* x, int64_t x_stride, const char* weight, __m256 (&sums)[ROWS][kVectors]) {
+      const char* x, int64_t x_stride, const char* const (&halves)[2], int64_t at,
+      __m256 (&sums)[ROWS][kVectors]) {
     EACH(half, 2) {
       __m256 values[ROWS];
       EACH(row, ROWS) {
@@ -57,7 +56,7 @@ struct Bfloat16 {
         values[row] = widened(_mm256_set1_epi32(pair), half);
       }
       EACH(i, kVectors) {
-        const auto* pairs = reinterpret_cast<const __m256i*>(weight) + i;
+        const auto* pairs = reinterpret_cast<const __m256i*>(halves[i / 2] + at) + i % 2;
         const __m256 weights = widened(_mm256_loadu_si256(pairs), half);
         EACH(row, ROWS) sums[row][i] = _mm256_fmadd_ps(weights, values[row], sums[row][i]);
       }
@@ -67,18 +66,16 @@ struct Bfloat16 {
 
 template <class Format, int ROWS>
 TARGET void tile_of(const Tile& t) {
-  using Value = typename Format::Value;
-  constexpr int64_t step_bytes = kPanel * sizeof(Value) * Format::kStep;
   __m256 sums[ROWS][kVectors];
   EACH(row, ROWS) EACH(i, kVectors) sums[row][i] = _mm256_setzero_ps();
-  const char* weight = t.weight;
+  const char* const halves[2] = {t.halves[0], t.halves[1]};
   const char* x = t.x;
-  for (int64_t input = 0; input < t.depth; input += Format::kStep) {
-    for (int64_t line = 0; line < step_bytes; line += 64)
-      _mm_prefetch(weight + kAhead + line, _MM_HINT_T0);
-    Format::template step<ROWS>(x, t.x_stride, weight, sums);
-    weight += step_bytes;
-    x += Format::kStep * sizeof(Value);
+  const int64_t steps = t.depth / Format::kStep, bytes = steps * t.stride;
+  Ahead ahead(t, steps);
+  for (int64_t at = 0; at < bytes; at += t.stride) {
+    ahead.fetch();
+    Format::template step<ROWS>(x, t.x_stride, halves, at, sums);
+    x += Format::kStep * sizeof(typename Format::Value);
   }
   alignas(32) float results[ROWS][kPanel];
   EACH(row, ROWS) EACH(i, kVectors) _mm256_store_ps(&results[row][8 * i], sums[row][i]);
@@ -95,6 +92,7 @@ void tile(const Tile& t) {
 constexpr Level kLevel{
     "avx2",
     {{kRows, 0, tile<Float32>}, {kRows, 0, tile<Bfloat16>}},
+    {},
     kElementwise,
 };
 

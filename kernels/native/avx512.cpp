@@ -12,8 +12,6 @@
 namespace cadenza {
 namespace {
 
-#include "avx512_transpose.h"
-
 #include "elementwise.h"
 
 // The first or second bf16 of each pair, as fp32.
@@ -25,16 +23,16 @@ TARGET inline __m512 widened(__m512i pairs, int half) {
 struct Float32 {
   static constexpr int64_t kSize = 4, kStep = 1;  // bytes a value, inputs a step
 
-  template <int ROWS, int PANELS>
+  template <int ROWS, int HALVES>
   TARGET static void step(
-      const char* x, int64_t x_stride, const char* weight, int64_t panel_bytes,
-      __m512 (&sums)[ROWS][2 * PANELS]) {
-    __m512 weights[2 * PANELS];
-    EACH(i, 2 * PANELS)
-      weights[i] = _mm512_loadu_ps(weight + i / 2 * panel_bytes + i % 2 * 64);
+      const char* x, int64_t x_stride, const char* const (&halves)[HALVES], int64_t at,
+      __m512 (&sums)[ROWS][HALVES]) {
+    __m512 weights[HALVES];
+    EACH(i, HALVES)
+      weights[i] = _mm512_loadu_ps(halves[i] + at);
     EACH(row, ROWS) {
       const __m512 value = _mm512_set1_ps(*reinterpret_cast<const float*>(x + row * x_stride));
-      EACH(i, 2 * PANELS)
+      EACH(i, HALVES)
         sums[row][i] = _mm512_fmadd_ps(weights[i], value, sums[row][i]);
     }
   }
@@ -43,19 +41,19 @@ struct Float32 {
 struct Bfloat16 {
   static constexpr int64_t kSize = 2, kStep = 2;
 
-  template <int ROWS, int PANELS>
+  template <int ROWS, int HALVES>
   TARGET static void step(
-      const char* x, int64_t x_stride, const char* weight, int64_t panel_bytes,
-      __m512 (&sums)[ROWS][2 * PANELS]) {
+      const char* x, int64_t x_stride, const char* const (&halves)[HALVES], int64_t at,
+      __m512 (&sums)[ROWS][HALVES]) {
     // the first input of each pair before the second: so the sums and one half fit the registers
     EACH(half, 2) {
-      __m512 weights[2 * PANELS];
-      EACH(i, 2 * PANELS)
-        weights[i] = widened(_mm512_loadu_si512(weight + i / 2 * panel_bytes + i % 2 * 64), half);
+      __m512 weights[HALVES];
+      EACH(i, HALVES)
+        weights[i] = widened(_mm512_loadu_si512(halves[i] + at), half);
       EACH(row, ROWS) {
         const int32_t pair = pair_at(x + row * x_stride);
         const __m512 value = widened(_mm512_set1_epi32(pair), half);
-        EACH(i, 2 * PANELS)
+        EACH(i, HALVES)
           sums[row][i] = _mm512_fmadd_ps(weights[i], value, sums[row][i]);
       }
     }
@@ -67,6 +65,7 @@ struct Bfloat16 {
 constexpr Level kLevel{
     "avx512",
     {{kNarrowRows, kWideRows, tile<Float32>}, {kNarrowRows, kWideRows, tile<Bfloat16>}},
+    {},
     kElementwise,
 };
 

@@ -12,24 +12,22 @@
 namespace cadenza {
 namespace {
 
-#include "avx512_transpose.h"
-
 #include "elementwise.h"
 
 struct Bfloat16 {
   static constexpr int64_t kSize = 2, kStep = 2;
 
-  template <int ROWS, int PANELS>
+  template <int ROWS, int HALVES>
   TARGET static void step(
-      const char* x, int64_t x_stride, const char* weight, int64_t panel_bytes,
-      __m512 (&sums)[ROWS][2 * PANELS]) {
-    __m512bh weights[2 * PANELS];
-    EACH(i, 2 * PANELS)
-      weights[i] = (__m512bh)_mm512_loadu_si512(weight + i / 2 * panel_bytes + i % 2 * 64);
+      const char* x, int64_t x_stride, const char* const (&halves)[HALVES], int64_t at,
+      __m512 (&sums)[ROWS][HALVES]) {
+    __m512bh weights[HALVES];
+    EACH(i, HALVES)
+      weights[i] = (__m512bh)_mm512_loadu_si512(halves[i] + at);
     EACH(row, ROWS) {
       const int32_t pair = pair_at(x + row * x_stride);
       const auto value = (__m512bh)_mm512_set1_epi32(pair);
-      EACH(i, 2 * PANELS)
+      EACH(i, HALVES)
         sums[row][i] = _mm512_dpbf16_ps(sums[row][i], weights[i], value);
     }
   }
@@ -43,6 +41,7 @@ const Level* avx512_bf16_level() {
   static const Level level{
       "avx512-bf16",
       {avx512_level()->kernels[kFloat32], {kNarrowRows, kWideRows, tile<Bfloat16>}},
+      {},
       kElementwise,
   };
   return &level;

@@ -1,6 +1,5 @@
 // What is done value by value, and what becomes of a tile's sums. Who includes this has defined
-// TARGET, the instruction sets of its functions, inside its own namespace; and `transpose`, which
-// turns kTransposed rows of as many words, from one of their words on, into columns of a panel.
+// TARGET, the instruction sets of its functions, inside its own namespace.
 //
 // Plain loops, which compilers turn into vectors. Each product and each sum is rounded, and a sum of
 // many goes into 16 lanes that are added in one order, so that all levels have the same bits.
@@ -126,106 +125,109 @@ TARGET inline void rotate(const Rotation& r, int32_t dtype) {
     rotate_as<float>(r);
 }
 
-// Scaled scores of the keys that are seen; of others -inf.
-TARGET inline void take_scores(const Softmax& s, float (&scores)[kKeyTile]) {
-  const auto seen = static_cast<int32_t>(s.seen);
-  const float scale = s.scale;
-  const float* from = s.scores;
-  for (int32_t key = 0; key < kKeyTile; ++key) {
-    const float score = from[key] * scale;
-    scores[key] = key < seen ? score : -__builtin_inff();
+// 16 values at a time, in as many registers as they take.
+typedef float Floats __attribute__((vector_size(64)));
+typedef int32_t Ints __attribute__((vector_size(64)));
+static_assert(sizeof(Floats) == kSumLanes * sizeof(float));
+
+constexpr int64_t kTileLanes = kKeyTile / kSumLanes;
+
+TARGET inline void load(const float* from, Floats& to) { __builtin_memcpy(&to, from, sizeof to); }
+TARGET inline void store(const Floats& from, float* to) { __builtin_memcpy(to, &from, sizeof from); }
+
+// 2^x to 2 units in the last place, of x from -126 to 0; 0 below. NaN stays.
+// Source of the polynomial: exp2f of the Cephes library, S. Moshier.
+TARGET inline void power_of_two(Floats& x) {
+  constexpr float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number
+  const Floats shifted = x + shift;
+  const Floats r = x - (shifted - shift);
+  Floats p = r * 1.535336188319500e-4f + 1.339887440266574e-3f;
+  p = p * r + 9.618437357674640e-3f;
+  p = p * r + 5.550332471162809e-2f;
+  p = p * r + 2.402264791363012e-1f;
+  p = p * r + 6.931472028550421e-1f;
+  p = p * r + 1.0f;
+  const Ints bits = (Ints)p + ((Ints)shifted << 23);
+  x = x < -126.0f ? Floats{} : x == x ? (Floats)bits : x;
+}
+
+TARGET inline void power_of_two(float& x) {
+  Floats lanes = {x};
+  power_of_two(lanes);
+  x = lanes[0];
+}
+
+// The largest score of a tile that is larger than `most`, or that; NaN is not.
+TARGET inline float largest(const Floats (&scores)[kTileLanes], float most) {
+  float lanes[kSumLanes];
+  Floats larger_ones = scores[0];
+  EACH(i, kTileLanes - 1)
+    larger_ones = scores[i + 1] > larger_ones ? scores[i + 1] : larger_ones;
+  store(larger_ones, lanes);
+  for (int64_t width = kSumLanes / 2; width > 0; width /= 2)
+    for (int64_t i = 0; i < width; ++i) lanes[i] = larger(lanes[i + width], lanes[i]);
+  return larger(lanes[0], most);
+}
+
+// Scores in units of log 2; of keys that are not seen -inf.
+TARGET inline void take_scores(const float* from, float factor, int64_t seen,
+                               Floats (&scores)[kTileLanes]) {
+  EACH(i, kTileLanes) {
+    load(from + i * kSumLanes, scores[i]);
+    scores[i] *= factor;
+  }
+  if (seen >= kKeyTile) return;
+  constexpr Ints lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  EACH(i, kTileLanes) {
+    const Ints key = lane + static_cast<int32_t>(i * kSumLanes);
+    scores[i] = key < static_cast<int32_t>(seen) ? scores[i] : Floats{} - __builtin_inff();
   }
 }
 
 // Rounds weights to the dtype, and keeps them so.
-TARGET inline void round_weights(float (&weights)[kKeyTile], int32_t dtype, char* y) {
+TARGET inline void give_weights(Floats& weights, int32_t dtype, char* y) {
   if (dtype == kBfloat16) {
-    auto* rounded = reinterpret_cast<uint16_t*>(y);
-    for (int64_t key = 0; key < kKeyTile; ++key) rounded[key] = to_bfloat16(weights[key]);
-    for (int64_t key = 0; key < kKeyTile; ++key) weights[key] = from_bfloat16(rounded[key]);
+    uint16_t rounded[kSumLanes];
+    const Ints bits = (Ints)weights;
+    const Ints nearest = bits + 0x7fff + ((bits >> 16) & 1);
+    const Ints kept = weights == weights ? nearest : Ints{} + 0x7fc00000;
+    weights = (Floats)(kept & static_cast<int32_t>(0xffff0000u));
+    EACH(i, kSumLanes) rounded[i] = static_cast<uint16_t>(static_cast<uint32_t>(kept[i]) >> 16);
+    __builtin_memcpy(y, rounded, sizeof rounded);
   } else {
-    __builtin_memcpy(y, weights, sizeof weights);
+    __builtin_memcpy(y, &weights, sizeof weights);
   }
+}
+
+TARGET inline void softmax_row(const Softmax& s, int64_t row, int32_t dtype) {
+  Floats scores[kTileLanes];
+  take_scores(s.scores + row * kKeyTile, s.factor, s.seen + row / s.group, scores);
+  const float former = s.most[row], most = largest(scores, former);
+  float* attended = s.attended + row * s.dims;
+  Floats totals;
+  load(s.totals + row * kSumLanes, totals);
+  if (most != former) {  // else all of it would be multiplied by 1
+    float kept = former - most;
+    power_of_two(kept);
+    totals *= kept;
+    for (int64_t i = 0; i < s.dims; ++i) attended[i] *= kept;
+    s.most[row] = most;
+  }
+  char* weights = s.weights + row * kKeyTile * size_of(dtype);
+  EACH(i, kTileLanes) {
+    scores[i] -= most;
+    power_of_two(scores[i]);
+    give_weights(scores[i], dtype, weights + i * kSumLanes * size_of(dtype));
+    totals += scores[i];
+  }
+  store(totals, s.totals + row * kSumLanes);
 }
 
 TARGET inline void softmax(const Softmax& s, int32_t dtype) {
-  float scores[kKeyTile], weights[kKeyTile], lanes[kSumLanes];
-  take_scores(s, scores);
-  for (int64_t lane = 0; lane < kSumLanes; ++lane) lanes[lane] = *s.most;
-  for (int64_t key = 0; key < kKeyTile; key += kSumLanes)
-    for (int64_t lane = 0; lane < kSumLanes; ++lane)
-      lanes[lane] = larger(scores[key + lane], lanes[lane]);
-  for (int64_t width = kSumLanes / 2; width > 0; width /= 2)
-    for (int64_t i = 0; i < width; ++i) lanes[i] = larger(lanes[i + width], lanes[i]);
-  const float most = lanes[0];
-  for (int64_t key = 0; key < kKeyTile; ++key) {
-    const float weight = exponential(scores[key] - most);
-    weights[key] = scores[key] == -__builtin_inff() ? 0.0f : weight;
-  }
-  round_weights(weights, dtype, s.weights);
-  const float kept = exponential(*s.most - most);
-  *s.most = most;
-  for (int64_t lane = 0; lane < kSumLanes; ++lane) lanes[lane] = s.totals[lane] * kept;
-  for (int64_t key = 0; key < kKeyTile; key += kSumLanes)
-    for (int64_t lane = 0; lane < kSumLanes; ++lane) lanes[lane] += weights[key + lane];
-  __builtin_memcpy(s.totals, lanes, sizeof lanes);
-  float* attended = s.attended;
-  for (int64_t i = 0; i < s.dims; ++i) attended[i] *= kept;
-}
-
-// [kKeyTile][words] -> [kKeyTile / kPanel][words][kPanel], of 4 bytes: one fp32 or two bf16.
-TARGET inline void pack_keys(const char* const* keys, int64_t words, int64_t padded, char* packed) {
-  auto* to = reinterpret_cast<uint32_t*>(packed);
-  for (int64_t panel = 0; panel < kKeyTile / kPanel; ++panel, to += padded * kPanel) {
-    int64_t word = 0;
-    for (; word + kTransposed <= words; word += kTransposed)
-      for (int64_t key = 0; key < kPanel; key += kTransposed)
-        transpose(keys + panel * kPanel + key, word, to + word * kPanel + key);
-    for (; word < padded; ++word) {
-      for (int64_t key = 0; key < kPanel; ++key) {
-        const char* from = keys[panel * kPanel + key] + 4 * word;
-        uint32_t value = 0;
-        if (word < words) __builtin_memcpy(&value, from, sizeof value);
-        to[word * kPanel + key] = value;
-      }
-    }
-  }
-}
-
-TARGET inline void pack_values(const float* value, int64_t count, float* to) {
-  for (int64_t i = 0; i < count; ++i) to[i] = value[i];
-  for (int64_t i = count; i < kPanel; ++i) to[i] = 0.0f;
-}
-
-// Two keys' values side by side.
-TARGET inline void pack_values(const uint16_t* __restrict first, const uint16_t* __restrict second,
-                               int64_t count, uint32_t* __restrict to) {
-  for (int64_t i = 0; i < count; ++i) to[i] = first[i] | static_cast<uint32_t>(second[i]) << 16;
-  for (int64_t i = count; i < kPanel; ++i) to[i] = 0;
-}
-
-TARGET inline void pack_tile(const KeyTile& t, int32_t dtype) {
-  const int64_t size = dtype == kBfloat16 ? 2 : 4;
-  pack_keys(t.keys, t.dims * size / 4, padded_depth(t.dims, dtype) * size / 4, t.packed_keys);
-  for (int64_t panel = 0; panel < t.dims; panel += kPanel) {
-    const int64_t left = t.dims - panel, from = panel * size;
-    char* to = t.packed_values + panel * kKeyTile * size;
-    for (int64_t key = 0; key < kKeyTile; key += 4 / size) {
-      const char* const* values = t.values + key;
-      if (dtype == kFloat32)
-        pack_values(reinterpret_cast<const float*>(values[0] + from), left < kPanel ? left : kPanel,
-                    reinterpret_cast<float*>(to));
-      else if (left >= kPanel)  // most often: a constant makes a loop without a remainder
-        pack_values(reinterpret_cast<const uint16_t*>(values[0] + from),
-                    reinterpret_cast<const uint16_t*>(values[1] + from), kPanel,
-                    reinterpret_cast<uint32_t*>(to));
-      else
-        pack_values(reinterpret_cast<const uint16_t*>(values[0] + from),
-                    reinterpret_cast<const uint16_t*>(values[1] + from), left,
-                    reinterpret_cast<uint32_t*>(to));
-      to += 4 * kPanel;
-    }
-  }
+  if (dtype == kBfloat16)
+    for (int64_t row = 0; row < s.rows; ++row) softmax_row(s, row, kBfloat16);
+  else
+    for (int64_t row = 0; row < s.rows; ++row) softmax_row(s, row, kFloat32);
 }
 
 TARGET inline float gated(float gate, float value) {
@@ -241,25 +243,44 @@ TARGET inline void finish_gated(const float* sums, int64_t outputs, Value* y) {
       y[panel / 2 + i] = as<Value>(gated(sums[panel + i], sums[panel + half + i]));
 }
 
-TARGET inline void finish_row(const Tile& t, const float* sums, char* y) {
+// What a tile fetches from far, a part in each of its steps.
+class Ahead {
+ public:
+  TARGET Ahead(const Tile& t, int64_t steps)
+      : next_(t.ahead), step_(t.ahead == nullptr ? 0 : t.ahead_bytes / steps) {}
+
+  TARGET void fetch() {
+    for (int64_t line = 0; line < step_; line += 64) {
+      __builtin_prefetch(next_ + line, 0, 2);
+      asm volatile("");  // gcc leaves out a loop that does nothing but fetch
+    }
+    next_ += step_;
+  }
+
+ private:
+  const char* next_;
+  int64_t step_;
+};
+
+// Writes a row's `outputs` sums.
+TARGET inline void finish_row(Finish finish, const float* sums, int64_t outputs, char* y) {
   auto* floats = reinterpret_cast<float*>(y);
   auto* bfloats = reinterpret_cast<uint16_t*>(y);
-  switch (t.finish) {
+  switch (finish) {
     case Finish::kFloat32:
-      for (int64_t i = 0; i < t.outputs; ++i) floats[i] = sums[i];
+      for (int64_t i = 0; i < outputs; ++i) floats[i] = sums[i];
       break;
     case Finish::kBfloat16:
-      for (int64_t i = 0; i < t.outputs; ++i) bfloats[i] = to_bfloat16(sums[i]);
+      for (int64_t i = 0; i < outputs; ++i) bfloats[i] = to_bfloat16(sums[i]);
       break;
     case Finish::kAdd:
-    case Finish::kAccumulate:
-      for (int64_t i = 0; i < t.outputs; ++i) floats[i] += sums[i];
+      for (int64_t i = 0; i < outputs; ++i) floats[i] += sums[i];
       break;
     case Finish::kGatedFloat32:
-      finish_gated<float>(sums, t.outputs, floats);
+      finish_gated<float>(sums, outputs, floats);
       break;
     case Finish::kGatedBfloat16:
-      finish_gated<uint16_t>(sums, t.outputs, bfloats);
+      finish_gated<uint16_t>(sums, outputs, bfloats);
       break;
   }
 }
@@ -267,7 +288,7 @@ TARGET inline void finish_row(const Tile& t, const float* sums, char* y) {
 // sums: [rows][stride]
 TARGET inline void finish(const Tile& t, const float* sums, int64_t stride) {
   for (int64_t row = 0; row < t.rows; ++row)
-    finish_row(t, sums + row * stride, t.y + row * t.y_stride);
+    finish_row(t.finish, sums + row * stride, t.outputs, t.y + row * t.y_stride);
 }
 
-constexpr Elementwise kElementwise{norm, rotate, convert, divide, softmax, pack_tile};
+constexpr Elementwise kElementwise{norm, rotate, convert, divide, softmax};

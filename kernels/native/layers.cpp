@@ -47,7 +47,7 @@ struct CadenzaStep {
   const int32_t* num_new;      // [rows]
   const int32_t* tables;       // [rows][table_width]
   int64_t table_width;
-  char* cache;  // [blocks][num_layers][2][block_size][kv_heads][head_dim], of the model's dtype
+  char* cache;  // [blocks][num_layers] of cache.h's, of the model's dtype
   int64_t block_size;
   float* hidden;  // [tokens][hidden], changed in place
 };
@@ -145,6 +145,7 @@ class Forward {
   }
 
   void run() {
+    clear_values();
     for (int64_t index = 0; index < m_.num_layers; ++index) {
       const CadenzaLayer& layer = m_.layers[index];
       norm(layer.attention_norm);
@@ -164,15 +165,16 @@ class Forward {
  private:
   int64_t qkv_size() const { return (m_.heads + 2 * m_.kv_heads) * m_.head_dim; }
   int64_t query_bytes() const { return m_.heads * m_.head_dim * size_of(m_.dtype); }
-  int64_t cache_token_bytes() const { return m_.kv_heads * m_.head_dim * size_of(m_.dtype); }
   char* qkv(int64_t token) const {
     return queries_keys_values_ + token * qkv_size() * static_cast<int64_t>(sizeof(float));
   }
   char* hidden(int64_t token) const { return reinterpret_cast<char*>(s_.hidden + token * m_.hidden); }
 
   Cache cache(int64_t layer) const {
-    const int64_t layer_bytes = 2 * s_.block_size * cache_token_bytes();
-    return {s_.cache + layer * layer_bytes, m_.num_layers * layer_bytes, s_.block_size};
+    const int64_t layer_bytes =
+        2 * s_.block_size * m_.kv_heads * m_.head_dim * size_of(m_.dtype);
+    return {s_.cache + layer * layer_bytes, m_.num_layers * layer_bytes, s_.block_size,
+            m_.kv_heads, m_.head_dim, m_.dtype};
   }
 
   void multiply(const Rows& x, int64_t inputs, const void* weight, int64_t outputs, Finish finish,
@@ -193,7 +195,7 @@ class Forward {
     } context{work, s_.tokens};
     run_tasks(
         threads_, (s_.tokens + kTokensATask - 1) / kTokensATask,
-        [](void* of, int64_t task) {
+        [](void* of, int64_t task, int64_t) {
           const auto& c = *static_cast<const Context*>(of);
           const int64_t last = std::min((task + 1) * kTokensATask, c.tokens);
           for (int64_t token = task * kTokensATask; token < last; ++token) c.work(token);
@@ -221,20 +223,38 @@ class Forward {
 
   // Rotates a token's queries and keys; its keys and values go into the cache.
   void place(int64_t token, const Cache& to) const {
+    alignas(64) char head[kMostHeadDim * sizeof(float)];
     const int64_t half = m_.head_dim / 2, bytes = m_.head_dim * size_of(m_.dtype);
     const int64_t position = s_.positions[token];
+    const int64_t block = s_.blocks[token], offset = s_.offsets[token];
     const auto* from = reinterpret_cast<const float*>(qkv(token));
     const auto rotate = [&](char* y) {
       level_->elementwise.rotate(
           {from, m_.cos + position * half, m_.sin + position * half, half, y}, m_.dtype);
       from += m_.head_dim;
     };
-    for (int64_t head = 0; head < m_.heads; ++head)
-      rotate(queries_ + token * query_bytes() + head * bytes);
-    char* keys = to.token(s_.blocks[token], s_.offsets[token], 0, cache_token_bytes());
-    for (int64_t head = 0; head < m_.kv_heads; ++head) rotate(keys + head * bytes);
-    char* values = to.token(s_.blocks[token], s_.offsets[token], 1, cache_token_bytes());
-    level_->elementwise.convert(from, m_.kv_heads * m_.head_dim, m_.dtype, values);
+    for (int64_t i = 0; i < m_.heads; ++i) rotate(queries_ + token * query_bytes() + i * bytes);
+    for (int64_t i = 0; i < m_.kv_heads; ++i) {
+      rotate(head);
+      to.put_key(to.keys(block, offset, i), offset, head);
+    }
+    for (int64_t i = 0; i < m_.kv_heads; ++i, from += m_.head_dim) {
+      level_->elementwise.convert(from, m_.head_dim, m_.dtype, head);
+      to.put_value(to.values(block, offset, i), offset, head);
+    }
+  }
+
+  // What lies in a unit behind its last token has a weight of 0, which hides all but NaN: so a unit
+  // is cleared before its first token comes.
+  void clear_values() const {
+    each_token([&](int64_t token) {
+      if (s_.offsets[token] % kUnit != 0) return;
+      for (int64_t layer = 0; layer < m_.num_layers; ++layer) {
+        const Cache to = cache(layer);
+        for (int64_t head = 0; head < m_.kv_heads; ++head)
+          to.clear_values(to.values(s_.blocks[token], s_.offsets[token], head), 0);
+      }
+    });
   }
 
   const CadenzaModel& m_;

@@ -4,6 +4,10 @@
 //   fp32 [outputs / 32][inputs][32], bf16 [outputs / 32][inputs / 2][32][2].
 // A tile is a few rows by one or two panels. Whoever computes it takes the inputs in ascending order
 // into one fp32 sum an output, so that a sum depends neither on the tile's shape nor on the thread.
+//
+// Keys and values lie in the cache as products take them, in units of 16 tokens of one KV head:
+//   keys    fp32 [dims][16],  bf16 [dims / 2][16][2]
+//   values  fp32 [16][dims],  bf16 [8][dims][2]
 #pragma once
 
 #include <cstddef>
@@ -12,18 +16,19 @@
 namespace cadenza {
 
 constexpr int64_t kPanel = 32;       // outputs a panel
+constexpr int64_t kHalf = 16;        // outputs that lie side by side, anywhere
+constexpr int64_t kHalfBytes = 64;   // of an input in fp32, or of two in bf16
+constexpr int64_t kUnit = 16;        // tokens a unit
 constexpr int64_t kBf16Depth = 32;   // inputs of packed bf16 weights are padded to a multiple
 
 enum Dtype : int32_t { kFloat32 = 0, kBfloat16 = 1 };
 
-// What becomes of a tile's sums. Add: they are added to what is there. Accumulate: the same, or they
-// begin with what is there, for sums that are no larger than their terms. Gated: of each 32 outputs
-// the first 16 are gates, whose silu multiplies the other 16, so that 16 values are written.
+// What becomes of a tile's sums. Add: they are added to what is there. Gated: of each 32 outputs the
+// first 16 are gates, whose silu multiplies the other 16, so that 16 values are written.
 enum class Finish : int32_t {
   kFloat32,
   kBfloat16,
   kAdd,
-  kAccumulate,
   kGatedFloat32,
   kGatedBfloat16,
 };
@@ -36,15 +41,16 @@ inline Finish gated_as(int32_t dtype) {
 struct Tile {
   const char* x;       // first row
   int64_t x_stride;    // bytes
-  const char* weight;  // first panel
-  int64_t panel_bytes;
+  const char* halves[4];  // of the weight: two, or four where outputs are more than a panel
+  int64_t stride;      // bytes from a half's inputs, one of fp32 or two of bf16, to the next ones
   int64_t depth;       // inputs; those of x and of the weight are padded to the level's multiple
   char* y;             // first row and output
   int64_t y_stride;    // bytes
   int64_t rows;
   int64_t outputs;     // at most 64: no more are written
   Finish finish;
-  bool is_ahead;       // whether the weight is fetched ahead: it comes from far, and but once
+  const char* ahead;   // what is fetched meanwhile, since it comes from far; null: nothing
+  int64_t ahead_bytes;
 };
 
 using TileFunction = void (*)(const Tile&);
@@ -54,21 +60,21 @@ struct Kernel {
   int64_t narrow_rows;  // most rows of a tile of one panel
   int64_t wide_rows;    // most rows of a tile of two panels; 0: there are none
   TileFunction tile;
-  // Called before tiles of so many rows, and after the last; null: nothing is to be done.
-  void (*begin)(int64_t rows) = nullptr;
-  void (*end)() = nullptr;
+  void (*end)() = nullptr;  // comes after a thread's last tile; null: nothing is to be done
 };
 
-// One query's part in a tile of keys: scores become weights, and what was attended so far is scaled
+// Some queries' part in a tile of keys: scores become weights, and what was attended so far is scaled
 // to the largest score that is known now.
 struct Softmax {
-  const float* scores;  // [keys of a tile]
-  int64_t seen;         // keys of the tile that the query sees, the first ones
-  float scale;          // of the scores
-  char* weights;        // [keys of a tile], of the dtype; 0 where not seen
-  float* most;          // largest scaled score so far; -inf at first
-  float* totals;        // [kSumLanes], whose sum is that of the weights so far
-  float* attended;      // [dims], weighted sum of values so far
+  const float* scores;  // [rows][kKeyTile]
+  int64_t rows;
+  int64_t seen;         // keys of the tile that the first query sees, the first ones
+  int64_t group;        // after so many rows one key more is seen
+  float factor;         // of the scores, to the base 2
+  char* weights;        // [rows][kKeyTile], of the dtype; 0 where not seen
+  float* most;          // [rows], largest score so far times factor; -inf at first
+  float* totals;        // [rows][kSumLanes], whose sum is that of the weights so far
+  float* attended;      // [rows][dims], weighted sum of values so far
   int64_t dims;
 };
 
@@ -88,13 +94,32 @@ struct Rotation {
   char* y;              // [2 * half], of the dtype
 };
 
-// A tile of keys and values, packed as weights are: a key is an output, a value is an input.
-struct KeyTile {
-  const char* const* keys;    // [kKeyTile], each [dims]
-  const char* const* values;  // the same
+// A tile of keys against some queries of one head.
+struct Scores {
+  const char* queries;  // [rows][padded dims]
+  int64_t stride;       // bytes
+  int64_t rows;
   int64_t dims;
-  char* packed_keys;          // [kKeyTile / 32][padded dims][32]
-  char* packed_values;        // [padded dims / 32][kKeyTile][32]
+  const char* const* units;  // of keys
+  int64_t num_units;         // at most kTileUnits
+  float* scores;             // [rows][kKeyTile]; of units that there are
+};
+
+// A tile's values, added up with some queries' weights.
+struct Weighing {
+  const char* weights;  // [rows][kKeyTile], of the dtype
+  int64_t rows;
+  int64_t dims;
+  const char* const* units;  // of values
+  int64_t num_units;
+  float* attended;  // [rows][dims], which is added to
+};
+
+// How a level computes both. After the last ones comes `end`; null: nothing is to be done.
+struct UnitKernel {
+  void (*scores)(const Scores&);
+  void (*weigh)(const Weighing&);
+  void (*end)();
 };
 
 // What is done value by value, the same on all levels.
@@ -106,12 +131,12 @@ struct Elementwise {
   void (*convert)(const float* x, int64_t size, int32_t dtype, char* y);
   void (*divide)(const Division&, int32_t dtype);
   void (*softmax)(const Softmax&, int32_t dtype);
-  void (*pack_tile)(const KeyTile&, int32_t dtype);
 };
 
 struct Level {
   const char* name;
   Kernel kernels[2];  // by Dtype
+  UnitKernel unit_kernels[2];
   Elementwise elementwise;
 };
 
@@ -123,6 +148,7 @@ const Level* avx512_bf16_level();
 const Level* amx_level();
 
 constexpr int64_t kKeyTile = 64;  // keys that a query attends to at a time
+constexpr int64_t kTileUnits = kKeyTile / kUnit;
 constexpr int64_t kSumLanes = 16;    // a sum of many values is so many sums, added at the end
 
 inline int64_t size_of(int32_t dtype) { return dtype == kBfloat16 ? 2 : 4; }

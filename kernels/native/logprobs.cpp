@@ -77,6 +77,6 @@ extern "C" EXPORT int32_t cadenza_logprobs(
   wanted.best = best;
   run_tasks(
       threads, count,
-      [](void* context, int64_t number) { static_cast<Wanted*>(context)->run(number); }, &wanted);
+      [](void* context, int64_t number, int64_t) { static_cast<Wanted*>(context)->run(number); }, &wanted);
   return wanted.lacks_memory;
 }

@@ -123,12 +123,15 @@ class Pool {
   }
 
   void work() {
-    for (;;) {
-      const int64_t index = next_.fetch_add(1, std::memory_order_relaxed);
-      if (index >= count_) return;
-      task_(context_, index);
+    int64_t index = take();
+    while (index < count_) {
+      const int64_t next = take();
+      task_(context_, index, next < count_ ? next : kNoTask);
+      index = next;
     }
   }
+
+  int64_t take() { return next_.fetch_add(1, std::memory_order_relaxed); }
 
   std::mutex turn_;  // whose work it is
   int32_t size_ = 0;
@@ -166,7 +169,8 @@ void run_tasks(int32_t threads, int64_t count, Task task, void* context) {
   if (threads > kMostThreads) threads = kMostThreads;
   if (threads > count) threads = static_cast<int32_t>(count);
   if (threads > 1 && the_pool()->run(threads, count, task, context)) return;
-  for (int64_t index = 0; index < count; ++index) task(context, index);
+  for (int64_t index = 0; index < count; ++index)
+    task(context, index, index + 1 < count ? index + 1 : kNoTask);
 }
 
 }  // namespace cadenza

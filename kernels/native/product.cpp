@@ -9,8 +9,7 @@
 namespace cadenza {
 namespace {
 
-constexpr int64_t kTaskRows = 96;           // most rows of a task: several tiles use a cached panel
-constexpr int64_t kTaskBytes = 128 * 1024;  // of the weight, that a task of few rows is worth
+constexpr int64_t kTaskRows = 256;           // most rows of a task: several tiles use a cached panel
 
 int64_t written_bytes(Finish finish, int64_t outputs) {
   switch (finish) {
@@ -30,25 +29,31 @@ bool is_wide(const Kernel& kernel, int64_t rows) {
   return kernel.wide_rows && (rows <= kernel.wide_rows || rows > kernel.narrow_rows);
 }
 
+int64_t tile_width(const Kernel& kernel, int64_t rows) {
+  return is_wide(kernel, rows) ? 2 * kPanel : kPanel;
+}
+
+// A task is some rows and one tile's outputs, and the rows of an output come one after another.
 struct Tasks {
   const Product* product;
-  int64_t rows, outputs;  // a task
-  int64_t row_tasks, count;
+  int64_t row_tasks, rows, width, count;
 
   explicit Tasks(const Product& whole) : product(&whole) {
-    const int64_t width = is_wide(*whole.kernel, whole.rows) ? 2 : 1;
-    const int64_t panel_bytes = whole.weight.panel_bytes(whole.dtype);
+    width = tile_width(*whole.kernel, whole.rows);
     row_tasks = (whole.rows + kTaskRows - 1) / kTaskRows;
     rows = (whole.rows + row_tasks - 1) / row_tasks;
-    outputs = kPanel * width * std::max<int64_t>(kTaskBytes / panel_bytes / width, 1);
-    count = row_tasks * ((whole.weight.outputs + outputs - 1) / outputs);
+    count = row_tasks * ((whole.weight.outputs + width - 1) / width);
   }
 
-  void run(int64_t task) const {
-    const int64_t row = task % row_tasks * rows, output = task / row_tasks * outputs;
-    product->compute(row, std::min(row + rows, product->rows), output,
-                     std::min(output + outputs, product->weight.outputs));
+  void run(int64_t task, int64_t next) const {
+    const int64_t row = task % row_tasks * rows;
+    const bool is_other = next != kNoTask && output(next) != output(task);
+    product->compute(row, std::min(row + rows, product->rows), output(task),
+                     is_other ? product->panel(output(next)) : nullptr);
+    if (next == kNoTask) product->end();
   }
+
+  int64_t output(int64_t task) const { return task / row_tasks * width; }
 };
 
 template <class Value>
@@ -74,7 +79,7 @@ template <class Value>
 void pack_as(int32_t threads, const Packing<Value>& packing) {
   run_tasks(
       threads, (packing.outputs + kPanel - 1) / kPanel,
-      [](void* context, int64_t panel) {
+      [](void* context, int64_t panel, int64_t) {
         static_cast<const Packing<Value>*>(context)->run(panel);
       },
       const_cast<Packing<Value>*>(&packing));
@@ -102,12 +107,13 @@ void Product::run(int32_t threads) const {
   const Tasks tasks(*this);
   run_tasks(
       threads, tasks.count,
-      [](void* context, int64_t task) { static_cast<const Tasks*>(context)->run(task); },
+      [](void* context, int64_t task, int64_t next) {
+        static_cast<const Tasks*>(context)->run(task, next);
+      },
       const_cast<Tasks*>(&tasks));
 }
 
-void Product::compute(int64_t first_row, int64_t last_row, int64_t first_output,
-                      int64_t last_output) const {
+void Product::compute(int64_t first_row, int64_t last_row, int64_t output, const char* ahead) const {
   const bool wide = is_wide(*kernel, rows);
   const int64_t tile_rows = wide ? kernel->wide_rows : kernel->narrow_rows;
   const int64_t width = wide ? 2 * kPanel : kPanel;
@@ -115,18 +121,19 @@ void Product::compute(int64_t first_row, int64_t last_row, int64_t first_output,
   // tiles of about equal height: a last one of a row would read the panel for little
   const int64_t count = last_row - first_row;
   const int64_t tiles = (count + tile_rows - 1) / tile_rows;
-  int64_t prepared = 0;
-  for (int64_t output = first_output; output < last_output; output += width) {
-    for (int64_t i = 0; i < tiles; ++i) {
-      const int64_t row = first_row + count * i / tiles;
-      const int64_t height = first_row + count * (i + 1) / tiles - row;
-      if (kernel->begin != nullptr && height != prepared) kernel->begin(prepared = height);
-      kernel->tile({x + row * x_stride, x_stride, weight.panels + output / kPanel * panel_bytes,
-                    panel_bytes, padded_depth(weight.inputs, dtype),
-                    y + row * y_stride + written_bytes(finish, output), y_stride, height,
-                    std::min(width, last_output - output), finish, i == 0});
-    }
+  const int64_t ahead_bytes = panel_bytes * (width / kPanel) / tiles;
+  const char* from = panel(output);
+  for (int64_t i = 0; i < tiles; ++i) {
+    const int64_t row = first_row + count * i / tiles;
+    const int64_t height = first_row + count * (i + 1) / tiles - row;
+    kernel->tile({x + row * x_stride, x_stride, {from, from + kHalfBytes, from + panel_bytes, from + panel_bytes + kHalfBytes}, 2 * kHalfBytes,
+                  padded_depth(weight.inputs, dtype), y + row * y_stride + written_bytes(finish, output),
+                  y_stride, height, std::min(width, weight.outputs - output), finish,
+                  ahead == nullptr ? nullptr : ahead + i * ahead_bytes, ahead_bytes});
   }
+}
+
+void Product::end() const {
   if (kernel->end != nullptr) kernel->end();
 }
 

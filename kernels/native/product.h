@@ -36,8 +36,14 @@ struct Product {
   // Computes it on at most `threads` threads.
   void run(int32_t threads) const;
 
-  // Computes some rows and outputs here and now; first_output begins a panel.
-  void compute(int64_t first_row, int64_t last_row, int64_t first_output, int64_t last_output) const;
+  // Computes the rows for one tile's outputs here and now, and fetches as many bytes from `ahead` on.
+  void compute(int64_t first_row, int64_t last_row, int64_t output, const char* ahead) const;
+
+  // After the last `compute` of a thread, which may not have finished.
+  void end() const;
+
+  // The packed weight of an output and those after it; the output begins a panel.
+  const char* panel(int64_t output) const { return weight.panels + output / kPanel * weight.panel_bytes(dtype); }
 };
 
 }  // namespace cadenza

@@ -125,7 +125,7 @@ EXPORT int32_t cadenza_sample(int32_t level, int32_t threads, int64_t rows, int6
   step.tokens = tokens;
   run_tasks(
       threads, rows,
-      [](void* context, int64_t row) { static_cast<Step*>(context)->run(row); }, &step);
+      [](void* context, int64_t row, int64_t) { static_cast<Step*>(context)->run(row); }, &step);
   return step.lacks_memory;
 }
 
