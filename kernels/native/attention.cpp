@@ -20,7 +20,6 @@
 namespace cadenza {
 namespace {
 
-constexpr float kLog2e = 1.44269504f;
 constexpr int64_t kMostPositions = 32;  // of a piece
 constexpr int64_t kMostQueries = 96;    // of a part
 constexpr int64_t kFetched = 256;       // bytes of a unit

@@ -37,26 +37,48 @@ TARGET inline Value as(float value) {
 
 TARGET inline float larger(float left, float right) { return left > right ? left : right; }
 
-// exp(x) to 2 units in the last place, of x between -87 and 88; beyond, of the nearer end. NaN stays.
-// Source of the polynomial: expf of the Cephes library, S. Moshier.
-TARGET inline float exponential(float x) {
-  x = x < -87.0f ? -87.0f : x;
-  x = x > 88.0f ? 88.0f : x;
+// 16 values at a time, in as many registers as they take.
+typedef float Floats __attribute__((vector_size(64)));
+typedef int32_t Ints __attribute__((vector_size(64)));
+static_assert(sizeof(Floats) == kSumLanes * sizeof(float));
+
+constexpr int64_t kTileLanes = kKeyTile / kSumLanes;
+
+TARGET inline void load(const float* from, Floats& to) { __builtin_memcpy(&to, from, sizeof to); }
+TARGET inline void store(const Floats& from, float* to) { __builtin_memcpy(to, &from, sizeof from); }
+
+// As bf16, in the upper halves of fp32: nearest, ties to even; NaN stays NaN.
+TARGET inline void round_to_bfloat16(Floats& x) {
+  const Ints bits = (Ints)x, nearest = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16 << 16;
+  x = x == x ? (Floats)nearest : (Floats)(Ints{} + 0x7fc00000);
+}
+
+TARGET inline void store(const Floats& bfloats, uint16_t* to) {
+  typedef uint16_t Halves __attribute__((vector_size(32)));
+  const Halves halves = __builtin_convertvector((Ints)bfloats >> 16, Halves);
+  __builtin_memcpy(to, &halves, sizeof halves);
+}
+
+// 2^x to 2 units in the last place, of x from -126 to 127; 0 below. NaN stays.
+// Source of the polynomial: exp2f of the Cephes library, S. Moshier.
+TARGET inline void power_of_two(Floats& x) {
   constexpr float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number
-  const float n = (x * 1.44269504f + shift) - shift;
-  const float r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
-  float p = 1.9875691500e-4f;
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = (p * r * r + r) + 1.0f;
-  const auto power_of_two = static_cast<int32_t>(x == x ? n : 0.0f);
-  const uint32_t bits = static_cast<uint32_t>(power_of_two + 127) << 23;
-  float power;
-  __builtin_memcpy(&power, &bits, sizeof power);
-  return p * power;
+  const Floats shifted = x + shift;
+  const Floats r = x - (shifted - shift);
+  Floats p = r * 1.535336188319500e-4f + 1.339887440266574e-3f;
+  p = p * r + 9.618437357674640e-3f;
+  p = p * r + 5.550332471162809e-2f;
+  p = p * r + 2.402264791363012e-1f;
+  p = p * r + 6.931472028550421e-1f;
+  p = p * r + 1.0f;
+  const Ints bits = (Ints)p + ((Ints)shifted << 23);
+  x = x < -126.0f ? Floats{} : x == x ? (Floats)bits : x;
+}
+
+TARGET inline void power_of_two(float& x) {
+  Floats lanes = {x};
+  power_of_two(lanes);
+  x = lanes[0];
 }
 
 TARGET inline float added(const float (&lanes)[kSumLanes]) {
@@ -125,38 +147,6 @@ TARGET inline void rotate(const Rotation& r, int32_t dtype) {
     rotate_as<float>(r);
 }
 
-// 16 values at a time, in as many registers as they take.
-typedef float Floats __attribute__((vector_size(64)));
-typedef int32_t Ints __attribute__((vector_size(64)));
-static_assert(sizeof(Floats) == kSumLanes * sizeof(float));
-
-constexpr int64_t kTileLanes = kKeyTile / kSumLanes;
-
-TARGET inline void load(const float* from, Floats& to) { __builtin_memcpy(&to, from, sizeof to); }
-TARGET inline void store(const Floats& from, float* to) { __builtin_memcpy(to, &from, sizeof from); }
-
-// 2^x to 2 units in the last place, of x from -126 to 0; 0 below. NaN stays.
-// Source of the polynomial: exp2f of the Cephes library, S. Moshier.
-TARGET inline void power_of_two(Floats& x) {
-  constexpr float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number
-  const Floats shifted = x + shift;
-  const Floats r = x - (shifted - shift);
-  Floats p = r * 1.535336188319500e-4f + 1.339887440266574e-3f;
-  p = p * r + 9.618437357674640e-3f;
-  p = p * r + 5.550332471162809e-2f;
-  p = p * r + 2.402264791363012e-1f;
-  p = p * r + 6.931472028550421e-1f;
-  p = p * r + 1.0f;
-  const Ints bits = (Ints)p + ((Ints)shifted << 23);
-  x = x < -126.0f ? Floats{} : x == x ? (Floats)bits : x;
-}
-
-TARGET inline void power_of_two(float& x) {
-  Floats lanes = {x};
-  power_of_two(lanes);
-  x = lanes[0];
-}
-
 // The largest score of a tile that is larger than `most`, or that; NaN is not.
 TARGET inline float largest(const Floats (&scores)[kTileLanes], float most) {
   float lanes[kSumLanes];
@@ -186,17 +176,12 @@ TARGET inline void take_scores(const float* from, float factor, int64_t seen,
 
 // Rounds weights to the dtype, and keeps them so.
 TARGET inline void give_weights(Floats& weights, int32_t dtype, char* y) {
-  if (dtype == kBfloat16) {
-    uint16_t rounded[kSumLanes];
-    const Ints bits = (Ints)weights;
-    const Ints nearest = bits + 0x7fff + ((bits >> 16) & 1);
-    const Ints kept = weights == weights ? nearest : Ints{} + 0x7fc00000;
-    weights = (Floats)(kept & static_cast<int32_t>(0xffff0000u));
-    EACH(i, kSumLanes) rounded[i] = static_cast<uint16_t>(static_cast<uint32_t>(kept[i]) >> 16);
-    __builtin_memcpy(y, rounded, sizeof rounded);
-  } else {
-    __builtin_memcpy(y, &weights, sizeof weights);
+  if (dtype == kFloat32) {
+    store(weights, reinterpret_cast<float*>(y));
+    return;
   }
+  round_to_bfloat16(weights);
+  store(weights, reinterpret_cast<uint16_t*>(y));
 }
 
 TARGET inline void softmax_row(const Softmax& s, int64_t row, int32_t dtype) {
@@ -230,17 +215,24 @@ TARGET inline void softmax(const Softmax& s, int32_t dtype) {
     for (int64_t row = 0; row < s.rows; ++row) softmax_row(s, row, kFloat32);
 }
 
-TARGET inline float gated(float gate, float value) {
-  const float silu = gate < -88.0f ? -0.0f : gate / (1.0f + exponential(-gate));
-  return silu * value;
+// x = silu(gate) * x
+TARGET inline void gate_by(const Floats& gate, Floats& x) {
+  Floats shrunk = gate * -kLog2e;
+  power_of_two(shrunk);
+  // beyond, the power is too large for fp32
+  x *= gate < -87.0f ? -Floats{} : gate / (1.0f + shrunk);
 }
 
 template <class Value>
 TARGET inline void finish_gated(const float* sums, int64_t outputs, Value* y) {
-  constexpr int64_t half = kPanel / 2;
-  for (int64_t panel = 0; panel < outputs; panel += kPanel)
-    for (int64_t i = 0; i < half; ++i)
-      y[panel / 2 + i] = as<Value>(gated(sums[panel + i], sums[panel + half + i]));
+  for (int64_t panel = 0; panel < outputs; panel += kPanel) {
+    Floats gate, x;
+    load(sums + panel, gate);
+    load(sums + panel + kPanel / 2, x);
+    gate_by(gate, x);
+    if (sizeof(Value) == 2) round_to_bfloat16(x);
+    store(x, y + panel / 2);
+  }
 }
 
 // What a tile fetches from far, a part in each of its steps.

@@ -149,6 +149,7 @@ const Level* amx_level();
 
 constexpr int64_t kKeyTile = 64;  // keys that a query attends to at a time
 constexpr int64_t kTileUnits = kKeyTile / kUnit;
+constexpr float kLog2e = 1.44269504f;
 constexpr int64_t kSumLanes = 16;    // a sum of many values is so many sums, added at the end
 
 inline int64_t size_of(int32_t dtype) { return dtype == kBfloat16 ? 2 : 4; }
