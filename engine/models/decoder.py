@@ -91,9 +91,10 @@ def load_decoder(
     source: WeightSource,
     dtype: torch.dtype,
     device: torch.device,
+    block_size: int,
     progress: ProgressCallback,
 ) -> Decoder:
-    """Build the model from its weights.
+    """Build the model from its weights, for a KV cache of blocks of `block_size` tokens.
 
     Raises CheckpointError as `WeightSource.get` does.
     """
@@ -108,13 +109,16 @@ def load_decoder(
     if not config.tied_embeddings:
         head = loader.tensor("lm_head.weight", config.vocab_size, config.hidden_size)
     norm = loader.norm("model.norm")
-    kind = _native_layers if has_native_layers(config, dtype, device) else PlainLayers
+    is_native = has_native_layers(config, dtype, device, block_size)
+    kind = _native_layers if is_native else PlainLayers
     model = Decoder(config, embedding, kind(config, layers), norm, pack(head))
     progress("weights", config.num_layers, config.num_layers)
     return model
 
 
-def has_native_layers(config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> bool:
+def has_native_layers(
+    config: DecoderConfig, dtype: torch.dtype, device: torch.device, block_size: int
+) -> bool:
     """Tell whether the native layers compute what `config` describes."""
     family = config.family
     has_more = (
@@ -130,7 +134,7 @@ def has_native_layers(config: DecoderConfig, dtype: torch.dtype, device: torch.d
         or len(set(config.ropes)) > 1
         or config.ropes[0].rotated != config.head_dim
     )
-    return not has_more and is_supported(_shape(config), dtype, device)
+    return not has_more and is_supported(_shape(config), dtype, device, block_size)
 
 
 def _shape(config: DecoderConfig) -> DecoderShape:
