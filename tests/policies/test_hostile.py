@@ -30,6 +30,9 @@ OTHERS = {
     "reserve_blocks": "none",
 }
 BETWEEN_STEPS_S = 0.05
+# Whoever was ended before it had computed for so long may say that the machine was busy. A call is
+# ended after PATIENCE_S: here a twenty-fifth of a core is enough for no endless one to be excused
+BUDGET_S = 0.002
 MOST_STEPS = 2_000
 
 
@@ -42,7 +45,7 @@ class Crowd:
         chosen |= {hook: (policy_of(hook),) for hook in hooks if hook not in OBSERVERS}
         chosen[OBSERVER] = tuple(policy_of(hook) for hook in hooks if hook in OBSERVERS)
         profile = discover(folder).profile(chosen, {})
-        self.runner = PolicyRunner(profile, timer=time.monotonic, guard=guard)
+        self.runner = PolicyRunner(profile, timer=time.monotonic, guard=guard, budget_s=BUDGET_S)
         decisions = Decisions(profile, self.runner)
         self.driver = Driver(
             decisions=decisions, num_blocks=20, num_host_blocks=8, max_num_seqs=4, max_model_len=48
