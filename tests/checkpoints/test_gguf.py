@@ -99,6 +99,7 @@ def test_a_tensor_that_is_not_there_is_named(small: Path):
         read_gguf(small).data("nope")
 
 
+@pytest.mark.extra  # the library takes seconds for the vocabulary alone
 def test_the_demo_file_reads_as_the_gguf_library_reads_it():
     path = locate("demo").path
     ours, theirs = read_gguf(path), GGUFReader(path)

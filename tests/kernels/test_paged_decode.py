@@ -50,16 +50,20 @@ def _run(arguments: list[str], **environment: str) -> subprocess.CompletedProces
     )
 
 
-def test_the_interpreted_kernel_passes_its_tests() -> None:
+@pytest.mark.parametrize("which", ["not extra", pytest.param("extra", marks=pytest.mark.extra)])
+def test_the_interpreted_kernel_passes_its_tests(which: str) -> None:
     cases = Path(__file__).parent / "interpreted_paged_decode.py"
+    options = ["-p", "no:cacheprovider", "-m", which]
 
-    done = _run(["-m", "pytest", "-p", "no:cacheprovider", str(cases)], TRITON_INTERPRET="1")
+    done = _run(["-m", "pytest", *options, str(cases)], TRITON_INTERPRET="1")
 
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 # sm_80 has 163 KiB of shared memory a block, sm_90 227
-@pytest.mark.parametrize(("capability", "shared_kib"), [(80, 163), (90, 227)])
+@pytest.mark.parametrize(
+    ("capability", "shared_kib"), [pytest.param(80, 163, marks=pytest.mark.extra), (90, 227)]
+)
 def test_the_kernel_compiles_ahead_of_time(
     capability: int, shared_kib: int, tmp_path: Path
 ) -> None:

@@ -21,11 +21,12 @@ COUNT = int(os.environ.get("HOSTILE_REQUESTS", "5000"))
 SEED = int(os.environ.get("HOSTILE_SEED") or "1")
 A_ROUND = 5000
 
+pytestmark = pytest.mark.extra
+
 TOLD = document("1", Limits(), with_admin=True)
 REFERENCE = {"prompt": "Say something.", "max_tokens": 8, "temperature": 0}
 
 
-@pytest.mark.extra
 @pytest.mark.timeout(900 * -(-COUNT // A_ROUND))
 def test_hostile_requests_are_answered_and_leave_nothing(
     run: Any, serve: OpenServed, tell: Callable[[str], None]
