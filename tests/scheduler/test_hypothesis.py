@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
@@ -129,6 +130,7 @@ class Lives(RuleBasedStateMachine):
             Lives.steps += self.life.driver.scheduler.statistics().steps
 
 
+@pytest.mark.extra
 def test_searched_lives_lose_and_double_nothing():
     Lives.steps = 0
 
