@@ -54,13 +54,6 @@ def build_engine(
             " C++ compiler, or cannot be loaded; matrix products are slower",
             products=facts.products,
         )
-    elif facts.device == "cpu" and facts.layers == "plain":
-        _log.warning(
-            "layers are computed one operation after another: slower than in one call of the C++"
-            " kernels, which take models like Llama's with head_dim a multiple of 32 and block_size"
-            " a multiple of 16",
-            block_size=facts.block_size,
-        )
     if facts.layers == "transformers":
         _log.warning(
             "this model's layers are run by transformers over the paged cache: slower than those of"

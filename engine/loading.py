@@ -30,16 +30,14 @@ def load_model(
     path: Path,
     device: str,
     dtype: str,
-    block_size: int,
     progress: ProgressCallback,
     max_model_len: int | None = None,
 ) -> Model:
     """Load a GGUF file or a Hugging Face folder; families that are not ours, by transformers.
 
-    device: "auto", "cpu" or "cuda"; dtype: "auto", "float32" or "bfloat16"; block_size: tokens of
-    a block of the KV cache; max_model_len: tokens that are asked for, None: what the model was made
-    for. Raises CheckpointError when the checkpoint is not usable, ValueError for a device or dtype
-    that is unknown or not there.
+    device: "auto", "cpu" or "cuda"; dtype: "auto", "float32" or "bfloat16"; max_model_len: tokens
+    that are asked for, None: what the model was made for. Raises CheckpointError when the
+    checkpoint is not usable, ValueError for a device or dtype that is unknown or not there.
     """
     resolved_device = resolve_device(device)
     named_dtype = named(dtype)
@@ -56,7 +54,7 @@ def load_model(
             config = config_from_gguf(file, max_model_len)
             source = GgufWeights(file, config)
         resolved_dtype = named_dtype or best_dtype(resolved_device, source.is_bfloat16)
-        return load_decoder(config, source, resolved_dtype, resolved_device, block_size, progress)
+        return load_decoder(config, source, resolved_dtype, resolved_device, progress)
 
 
 def _through_transformers(

@@ -158,12 +158,7 @@ def build_runner(
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     model = load_model(
-        Path(config.model),
-        config.device,
-        config.dtype,
-        config.block_size,
-        progress,
-        config.max_model_len,
+        Path(config.model), config.device, config.dtype, progress, config.max_model_len
     )
     progress("cache", 0, 0)
     cache, host = _allocate(config, model)

@@ -91,10 +91,9 @@ def load_decoder(
     source: WeightSource,
     dtype: torch.dtype,
     device: torch.device,
-    block_size: int,
     progress: ProgressCallback,
 ) -> Decoder:
-    """Build the model from its weights, for a KV cache of blocks of `block_size` tokens.
+    """Build the model from its weights.
 
     Raises CheckpointError as `WeightSource.get` does.
     """
@@ -109,16 +108,13 @@ def load_decoder(
     if not config.tied_embeddings:
         head = loader.tensor("lm_head.weight", config.vocab_size, config.hidden_size)
     norm = loader.norm("model.norm")
-    is_native = has_native_layers(config, dtype, device, block_size)
-    kind = _native_layers if is_native else PlainLayers
+    kind = _native_layers if has_native_layers(config, dtype, device) else PlainLayers
     model = Decoder(config, embedding, kind(config, layers), norm, pack(head))
     progress("weights", config.num_layers, config.num_layers)
     return model
 
 
-def has_native_layers(
-    config: DecoderConfig, dtype: torch.dtype, device: torch.device, block_size: int
-) -> bool:
+def has_native_layers(config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> bool:
     """Tell whether the native layers compute what `config` describes."""
     family = config.family
     has_more = (
@@ -134,7 +130,7 @@ def has_native_layers(
         or len(set(config.ropes)) > 1
         or config.ropes[0].rotated != config.head_dim
     )
-    return not has_more and is_supported(_shape(config), dtype, device, block_size)
+    return not has_more and is_supported(_shape(config), dtype, device)
 
 
 def _shape(config: DecoderConfig) -> DecoderShape:

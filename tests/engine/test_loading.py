@@ -28,7 +28,7 @@ DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 
 
 def load(path: Path, device: str = "cpu", dtype: str = "float32") -> Any:
-    return load_model(path, device, dtype, 16, lambda *_: None)
+    return load_model(path, device, dtype, lambda *_: None)
 
 
 def last_logits(path: Path, tokens: list[int]) -> torch.Tensor:
@@ -56,7 +56,7 @@ def test_progress_counts_the_layers(tmp_path: Path):
     save_tiny(tmp_path)
     seen: list[tuple[str, int, int]] = []
 
-    load_model(tmp_path, "cpu", "float32", 16, lambda *step: seen.append(step))
+    load_model(tmp_path, "cpu", "float32", lambda *step: seen.append(step))
 
     assert seen == [("weights", 0, 2), ("weights", 1, 2), ("weights", 2, 2)]
 

@@ -19,7 +19,7 @@ from tests.engine.conftest import Demo, Row, make_plan, random_tokens
 from tests.engine.models.tiny import OTHERS, TINY, VOCABULARY, open_runner
 
 CLOSE = 1e-4  # of logits whose standard deviation is about 1, in fp32
-BLOCK = 16
+BLOCK = 4
 NUM_BLOCKS = 120
 NUM_TOKENS = 12  # that every request generates
 SHARED = random_tokens(22, seed=5, vocab_size=VOCABULARY)
@@ -161,9 +161,9 @@ def test_company_chunks_and_preemptions_change_nothing(loaded: Loaded) -> None:
     assert not whole.preempted
 
     alone = [run(runner, [request], enable_prefix_caching=False) for request in (1, 3)]
-    in_chunks = run(runner, max_num_batched_tokens=24)
+    in_chunks = run(runner, max_num_batched_tokens=12)
     found_again = run(runner, max_num_seqs=1)
-    small = {"num_blocks": 7, "max_num_seqs": 4}
+    small = {"num_blocks": 18, "max_num_seqs": 4}
     recomputed = run(runner, profile=OVER_COMMIT, **small)
     swapped = run(runner, profile=OVER_COMMIT, num_host_blocks=40, **small)
 

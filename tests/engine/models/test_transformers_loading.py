@@ -21,7 +21,7 @@ Change = Callable[[Path], object]
 
 
 def load(path: Path, dtype: str = "float32") -> Any:
-    return load_model(path, "cpu", dtype, 16, lambda *_: None)
+    return load_model(path, "cpu", dtype, lambda *_: None)
 
 
 def configure(folder: Path, **changes: object) -> None:
