@@ -24,7 +24,7 @@ from cadenza.kernels.native import Layer, Library, Model, Step, Times, library
 from cadenza.kernels.rotary_embedding import RotaryTables
 
 _MOST_HEAD_DIM, _MOST_GROUP = 256, 32  # of attention.h: what one thread works with is of fixed size
-_DIMS, _UNIT = 32, 16  # dims and tokens of which keys and values lie in the cache; see cache.h
+_DIMS = 32  # a head has a multiple: no unit of keys or values has a part of a panel
 _GATES = 16  # and as many ups are neighbours in a packed weight
 
 
@@ -69,17 +69,14 @@ class _PackedLayer(NamedTuple):
     down: PackedWeight
 
 
-def is_supported(
-    shape: DecoderShape, dtype: torch.dtype, device: torch.device, block_size: int
-) -> bool:
-    """Tell whether there are kernels for such layers, and a cache of blocks of so many tokens."""
+def is_supported(shape: DecoderShape, dtype: torch.dtype, device: torch.device) -> bool:
+    """Tell whether there are kernels for such layers."""
     return (
         device.type == "cpu"
         and products.is_supported(dtype)
         and shape.head_dim % _DIMS == 0
         and shape.head_dim <= _MOST_HEAD_DIM
         and shape.num_heads // shape.num_kv_heads <= _MOST_GROUP
-        and block_size % _UNIT == 0
     )
 
 
@@ -182,13 +179,13 @@ class NativeLayers:
         if (
             list(cache.shape[1:]) != expected
             or cache.dtype != self._dtype
-            or cache.shape[3] % _UNIT != 0
+            or cache.shape[3] & (cache.shape[3] - 1)
             or not cache.is_contiguous()
         ):
             raise ValueError(
                 f"the cache is {list(cache.shape)} of {cache.dtype};"
                 f" the layers take [blocks, {str(expected)[1:]} of {self._dtype}, contiguous,"
-                f" where a block has a multiple of {_UNIT} tokens"
+                " where a block has a power of two tokens"
             )
         if (
             hidden.ndim != 2

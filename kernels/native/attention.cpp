@@ -46,6 +46,10 @@ struct Scratch {
   alignas(64) char weights[kMostQueries * kKeyTile * sizeof(float)];
   alignas(64) float attended[kMostQueries * kMostHeadDim];
   alignas(64) char values[kKeyTile * kMostDepth];  // of a tile, without those that are not seen
+  struct {
+    alignas(64) char keys[kKeyTile * kMostDepth];
+    alignas(64) char values[kKeyTile * kMostDepth];
+  } made[2];  // units of two tiles, where the cache has none
   float most[kMostQueries], totals[kMostQueries][kSumLanes];
 };
 
@@ -64,10 +68,8 @@ class PartTask {
     score(tile);
     for (int64_t i = 0; i < tiles; ++i, tile = next) {
       if (i + 1 < tiles) score(next = tile_at(i + 1));
-      const KeyTile ahead = tile_at(std::min(i + 2, tiles - 1));
-      fetch(ahead.keys, ahead.num_units);
+      if (a_.cache.has_units() && i + 2 < tiles) fetch(tile_at(i + 2));
       soften(tile);
-      fetch(ahead.values, ahead.num_units);
       add_values(tile);
     }
     end_units(*a_.level, a_.dtype);
@@ -95,14 +97,45 @@ class PartTask {
     tile.buffer = index % 2;
     tile.seeing = std::max<int64_t>(tile.first - piece_.position, 0);
     tile.num_units = (tile.count + kUnit - 1) / kUnit;
-    const int32_t* blocks = a_.tables + piece_.row * a_.table_width;
-    for (int64_t unit = 0; unit < tile.num_units; ++unit) {
-      const int64_t key = tile.first + unit * kUnit, offset = key % a_.cache.block_size;
-      const int64_t block = blocks[key / a_.cache.block_size];
-      tile.keys[unit] = a_.cache.keys(block, offset, part_.first_head + tile.head);
-      tile.values[unit] = a_.cache.values(block, offset, part_.first_head + tile.head);
-    }
+    if (a_.cache.has_units())
+      find_units(tile);
+    else
+      make_units(tile);
     return tile;
+  }
+
+  void find_units(KeyTile& tile) const {
+    for (int64_t unit = 0; unit < tile.num_units; ++unit) {
+      const int64_t key = tile.first + unit * kUnit;
+      tile.keys[unit] = keys_at(key, tile.head);
+      tile.values[unit] = values_at(key, tile.head);
+    }
+  }
+
+  void make_units(KeyTile& tile) const {
+    auto& made = s_.made[tile.buffer];
+    const int64_t bytes = a_.cache.unit_bytes();
+    for (int64_t unit = 0; unit < tile.num_units; ++unit) {
+      char *keys = made.keys + unit * bytes, *values = made.values + unit * bytes;
+      const int64_t first = unit * kUnit, count = std::min(kUnit, tile.count - first);
+      for (int64_t i = 0; i < count; ++i) {
+        a_.cache.put_key(keys, i, keys_at(tile.first + first + i, tile.head));
+        a_.cache.put_value(values, i, values_at(tile.first + first + i, tile.head));
+      }
+      a_.cache.clear_values(values, count);
+      tile.keys[unit] = keys;
+      tile.values[unit] = values;
+    }
+  }
+
+  int64_t block_of(int64_t key) const {
+    return a_.tables[piece_.row * a_.table_width + key / a_.cache.block_size];
+  }
+  const char* keys_at(int64_t key, int64_t head) const {
+    return a_.cache.keys(block_of(key), key % a_.cache.block_size, part_.first_head + head);
+  }
+  const char* values_at(int64_t key, int64_t head) const {
+    return a_.cache.values(block_of(key), key % a_.cache.block_size, part_.first_head + head);
   }
 
   // Queries of one KV head; those of the part's first head come first.
@@ -128,10 +161,11 @@ class PartTask {
 
   // Blocks lie anywhere: so what comes next is fetched while others are computed. Of a unit only its
   // beginning: the processor sees where that leads, and can have more lines on their way.
-  void fetch(const char* const* units, int64_t count) const {
-    for (int64_t unit = 0; unit < count; ++unit)
+  void fetch(const KeyTile& tile) const {
+    for (int64_t unit = 0; unit < tile.num_units; ++unit)
       for (int64_t line = 0; line < kFetched; line += 64) {
-        __builtin_prefetch(units[unit] + line);
+        __builtin_prefetch(tile.keys[unit] + line);
+        __builtin_prefetch(tile.values[unit] + line);
         asm volatile("");  // gcc leaves out a call that does nothing but fetch
       }
   }

@@ -1,4 +1,4 @@
-// One layer of the paged KV cache, whose blocks hold units of 16 tokens; see level.h.
+// One layer of the paged KV cache.
 #pragma once
 
 #include <cstring>
@@ -7,32 +7,47 @@
 
 namespace cadenza {
 
-// A block: keys [kv_heads][block_size / 16] units, and values likewise.
+// A block has keys [kv_heads][block_size / 16] units of 16 tokens, see level.h, and values likewise;
+// a block too small for that [kv_heads][block_size][dims], of which units are made as they are needed.
 struct Cache {
   char* blocks;
   int64_t block_bytes;  // from a block to the next
-  int64_t block_size;   // tokens, a multiple of kUnit
+  int64_t block_size;   // tokens, a power of two
   int64_t kv_heads, dims;
   int32_t dtype;
 
-  int64_t unit_bytes() const { return kUnit * dims * size_of(dtype); }
+  bool has_units() const { return block_size >= kUnit; }
+  int64_t token_bytes() const { return dims * size_of(dtype); }
+  int64_t unit_bytes() const { return kUnit * token_bytes(); }
 
-  // The unit with the token at `offset` of the block.
+  // The unit with the token at `offset` of the block, or the token, where there are no units.
   char* keys(int64_t block, int64_t offset, int64_t head) const {
-    const int64_t units = block_size / kUnit;
-    return blocks + block * block_bytes + (head * units + offset / kUnit) * unit_bytes();
+    const int64_t first = has_units() ? offset / kUnit * kUnit : offset;
+    return blocks + block * block_bytes + (head * block_size + first) * token_bytes();
   }
   char* values(int64_t block, int64_t offset, int64_t head) const {
-    return keys(block, offset, head) + kv_heads * block_size / kUnit * unit_bytes();
+    return keys(block, offset, head) + kv_heads * block_size * token_bytes();
   }
 
   // x: [dims], of the dtype
-  void put_key(char* unit, int64_t offset, const char* x) const {
-    char* to = unit + offset % kUnit * 4;  // an input of fp32, or two of bf16
-    for (int64_t i = 0; i < dims * size_of(dtype); i += 4) std::memcpy(to + i * kUnit, x + i, 4);
+  void put(int64_t block, int64_t offset, int64_t head, const char* key, const char* value) const {
+    char *to_keys = keys(block, offset, head), *to_values = values(block, offset, head);
+    if (has_units()) {
+      put_key(to_keys, offset % kUnit, key);
+      put_value(to_values, offset % kUnit, value);
+    } else {
+      std::memcpy(to_keys, key, static_cast<size_t>(token_bytes()));
+      std::memcpy(to_values, value, static_cast<size_t>(token_bytes()));
+    }
   }
-  void put_value(char* unit, int64_t offset, const char* x) const {
-    char* to = value(unit, offset % kUnit);
+
+  // Puts a token in its place in a unit.
+  void put_key(char* unit, int64_t token, const char* x) const {
+    char* to = unit + token * 4;  // an input of fp32, or two of bf16
+    for (int64_t i = 0; i < token_bytes(); i += 4) std::memcpy(to + i * kUnit, x + i, 4);
+  }
+  void put_value(char* unit, int64_t token, const char* x) const {
+    char* to = value(unit, token);
     if (dtype == kFloat32) {
       std::memcpy(to, x, static_cast<size_t>(dims * 4));
       return;

@@ -223,10 +223,9 @@ class Forward {
 
   // Rotates a token's queries and keys; its keys and values go into the cache.
   void place(int64_t token, const Cache& to) const {
-    alignas(64) char head[kMostHeadDim * sizeof(float)];
+    alignas(64) char key[kMostHeadDim * sizeof(float)], value[sizeof key];
     const int64_t half = m_.head_dim / 2, bytes = m_.head_dim * size_of(m_.dtype);
     const int64_t position = s_.positions[token];
-    const int64_t block = s_.blocks[token], offset = s_.offsets[token];
     const auto* from = reinterpret_cast<const float*>(qkv(token));
     const auto rotate = [&](char* y) {
       level_->elementwise.rotate(
@@ -234,19 +233,18 @@ class Forward {
       from += m_.head_dim;
     };
     for (int64_t i = 0; i < m_.heads; ++i) rotate(queries_ + token * query_bytes() + i * bytes);
-    for (int64_t i = 0; i < m_.kv_heads; ++i) {
-      rotate(head);
-      to.put_key(to.keys(block, offset, i), offset, head);
-    }
-    for (int64_t i = 0; i < m_.kv_heads; ++i, from += m_.head_dim) {
-      level_->elementwise.convert(from, m_.head_dim, m_.dtype, head);
-      to.put_value(to.values(block, offset, i), offset, head);
+    const float* values = from + m_.kv_heads * m_.head_dim;
+    for (int64_t i = 0; i < m_.kv_heads; ++i, values += m_.head_dim) {
+      rotate(key);
+      level_->elementwise.convert(values, m_.head_dim, m_.dtype, value);
+      to.put(s_.blocks[token], s_.offsets[token], i, key, value);
     }
   }
 
   // What lies in a unit behind its last token has a weight of 0, which hides all but NaN: so a unit
   // is cleared before its first token comes.
   void clear_values() const {
+    if (s_.block_size < kUnit) return;
     each_token([&](int64_t token) {
       if (s_.offsets[token] % kUnit != 0) return;
       for (int64_t layer = 0; layer < m_.num_layers; ++layer) {

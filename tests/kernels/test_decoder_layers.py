@@ -196,7 +196,7 @@ def test_a_token_has_the_same_bits_in_any_chunk_and_company(
     torch.set_num_threads(1)
     alone = model.in_chunks(0, size=1)
     torch.set_num_threads(threads)
-    for block_size, size in ((16, 7), (32, 32), (64, 150), (128, 33)):
+    for block_size, size in ((16, 7), (1, 32), (64, 150), (8, 33)):
         model.block_size, model.seed = block_size, size
         model.empty()
         assert same_bits(model.in_chunks(0, size), alone), f"chunks of {size} differ"
@@ -234,12 +234,12 @@ def test_what_is_not_finite_stays_in_its_row(poison: float, dtype: torch.dtype, 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
-@pytest.mark.parametrize("place", [0, 20, 70])
+@pytest.mark.parametrize(("place", "block_size"), [(0, 16), (20, 16), (70, 32), (70, 4)])
 def test_what_is_not_finite_harms_nothing_before_it(
-    place: int, poison: float, dtype: torch.dtype, level: str
+    place: int, block_size: int, poison: float, dtype: torch.dtype, level: str
 ) -> None:
     """Else a published prefix would hold what a later token has spoiled."""
-    model = Model(shape_of("demo"), dtype, level, lengths=(100,))
+    model = Model(shape_of("demo"), dtype, level, block_size, lengths=(100,))
     clean = model.in_chunks(0, size=1)
     blocks = model.cache[torch.from_numpy(model.tables[0])].clone()
     model.hidden[0][place, 5] = poison
@@ -299,6 +299,11 @@ def test_what_does_not_fit_is_refused() -> None:
     model.cache = model.cache[::2]
     with pytest.raises(ValueError, match="contiguous"):
         model.step(chunk)
+    model.block_size = 24
+    model.empty()
+    with pytest.raises(ValueError, match="a block has a power of two tokens"):
+        model.step(chunk)
+    model.block_size = 16
     model.empty()
     model.hidden = [rows.bfloat16() for rows in model.hidden]
     with pytest.raises(ValueError, match=r"hidden is \[3, 96\] of .*bfloat16; .* \[tokens, 96\]"):
@@ -333,6 +338,6 @@ def test_shapes_that_kernels_cannot_have_are_not_supported() -> None:
     assert is_supported(shape, torch.bfloat16, cpu)
     assert not is_supported(shape, torch.float16, cpu)
     assert not is_supported(shape, torch.float32, torch.device("meta"))
-    for changes in ({"head_dim": 7}, {"head_dim": 288}, {"num_heads": 99, "num_kv_heads": 3}):
+    for changes in ({"head_dim": 80}, {"head_dim": 288}, {"num_heads": 99, "num_kv_heads": 3}):
         fields = {name: getattr(shape, name) for name in shape.__slots__} | changes
         assert not is_supported(DecoderShape(**fields), torch.float32, cpu), changes

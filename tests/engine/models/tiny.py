@@ -77,20 +77,20 @@ GEMMA_ROPES = {
 BY_LAYER = ["sliding_attention", "full_attention", "sliding_attention"]
 
 TINY = {
-    "Llama with llama3 scaling": Tiny("Llama", {"head_dim": 10, "rope_parameters": LLAMA3_ROPE}),
+    "Llama with llama3 scaling": Tiny("Llama", {"head_dim": 32, "rope_parameters": LLAMA3_ROPE}),
     "Llama, tied, with linear scaling": Tiny(
-        "Llama", {"tie_word_embeddings": True, **scaled("linear", factor=3.0)}
+        "Llama", {"tie_word_embeddings": True, "head_dim": 32, **scaled("linear", factor=3.0)}
     ),
     "Llama with biases": Tiny("Llama", {"attention_bias": True, "mlp_bias": True}),
-    "Llama with dynamic scaling": Tiny("Llama", scaled("dynamic", factor=2.0)),
-    "Llama with YaRN": Tiny("Llama", {"head_dim": 16, **YARN}),
+    "Llama with dynamic scaling": Tiny("Llama", {"head_dim": 32, **scaled("dynamic", factor=2.0)}),
+    "Llama with YaRN": Tiny("Llama", {"head_dim": 32, **YARN}),
     "Qwen2": Tiny("Qwen2", {"tie_word_embeddings": True}),
     "Qwen2 with windows": Tiny(
         "Qwen2", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}
     ),
     "Qwen3": Tiny("Qwen3", {"head_dim": 16}),
     "Mistral with windows": Tiny("Mistral", {"sliding_window": 13}),
-    "Mistral without": Tiny("Mistral", {"sliding_window": None, "head_dim": 12}),
+    "Mistral without": Tiny("Mistral", {"sliding_window": None, "head_dim": 32}),
     "Gemma 2": Tiny(
         "Gemma2",
         {
