@@ -70,7 +70,7 @@ def agree(seed: int) -> tuple[int, int]:
 
 
 @pytest.mark.extra
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(400)
 def test_both_schedulers_agree_on_many_more_cases():
     steps = sum(agree(seed)[0] for seed in range(CASES, MANY_CASES))
 
