@@ -45,7 +45,7 @@ PACKAGES := $(FOLDERS) protos/cadenza/v1
 
 .PHONY: serve test check test-extra test-gpu soak soak-grpc clients breaking protos install \
 	install-dev bench-startup bench-front bench-decode bench-orders bench-policies bench-scheduler \
-	bench-service bench-serving bench-simulator clean
+	bench-service bench-serving bench-simulator bench-simulated-engine clean
 
 serve: install
 	@$(PYTHON) -m cadenza.cli serve demo $(ARGS)
@@ -106,6 +106,9 @@ bench-serving: install-dev
 
 bench-simulator: install-dev
 	$(PYTHON) benchmarks/simulator.py $(ARGS)
+
+bench-simulated-engine: install-dev
+	$(PYTHON) benchmarks/simulated_engine.py $(ARGS)
 
 bench-scheduler: install-dev
 	$(PYTHON) benchmarks/scheduler.py $(ARGS)

@@ -26,6 +26,7 @@ import numpy as np
 from cadenza.cli.options import PolicyOptions
 from cadenza.cli.profile import configure
 from cadenza.scheduler.config import SchedulerConfig
+from cadenza.simulator.engine import VirtualEngine
 from cadenza.simulator.machines import MACHINES
 from cadenza.simulator.readers import read_trace
 from cadenza.simulator.run import Run
@@ -82,7 +83,8 @@ def simulate(trace: Trace, profile: str, machine: str, num_blocks: int, max_num_
         eos_token_ids=frozenset({EOS}),
         watermark=0.01 if watermark is None else watermark,
     )
-    return Simulation(profile, trace, limits, configured.profile, MACHINES[machine]).run()
+    engine = VirtualEngine(MACHINES[machine], limits.block_size)
+    return Simulation(profile, trace, limits, configured.profile, engine).run()
 
 
 def validate(folder: Path) -> list[dict[str, object]]:

@@ -20,6 +20,7 @@ from cadenza.cli.simulation_options import SimulateOptions
 from cadenza.policies.errors import ProfileError
 from cadenza.policies.presets import PRESETS
 from cadenza.scheduler.config import SchedulerConfig
+from cadenza.simulator.engine import VirtualEngine
 from cadenza.simulator.errors import SimulatorError
 from cadenza.simulator.machines import LIMITS, Machine, machine_of
 from cadenza.simulator.page import page
@@ -176,7 +177,7 @@ def _simulate(
         trace,
         limits,
         configured.profile,
-        machine,
+        VirtualEngine(machine, limits.block_size),
         max_tokens=options.max_tokens,
     )
     progress, num = Progress(sys.stderr), len(trace.requests)

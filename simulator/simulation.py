@@ -1,8 +1,8 @@
-"""A trace through the service's scheduler, on a virtual clock, with a machine that is only a cost.
+"""A trace through the service's scheduler.
 
-What decides is `Scheduler`, `Decisions` and `Profile` as they are in the engine; what is made up
-is how long a step takes, and which tokens come. As in the engine's loop, who arrives while a step
-is computed is met by the next one.
+What decides is `Scheduler`, `Decisions` and `Profile` as they are in the engine; made up is which
+tokens come, and by a `VirtualEngine` how long a step takes. As in the engine's loop, who arrives
+while a step is computed is met by the next one.
 """
 
 from __future__ import annotations
@@ -16,16 +16,14 @@ import numpy.typing as npt
 from cadenza.policies.decisions import Decisions
 from cadenza.policies.profile import Profile
 from cadenza.scheduler.config import SchedulerConfig
-from cadenza.scheduler.costs import CostModel
 from cadenza.scheduler.decisions import Admitted, Finished, Preempted
 from cadenza.scheduler.plan import StepOutcome, StepPlan, StepTimes
 from cadenza.scheduler.report import StepReport
 from cadenza.scheduler.request import Arrival, Refused
 from cadenza.scheduler.scheduler import Scheduler
 from cadenza.scheduler.states import FinishReason
-from cadenza.simulator.machines import Machine
+from cadenza.simulator.engine import Engine
 from cadenza.simulator.run import Run, Steps, Tokens, longest_gaps
-from cadenza.simulator.step_time import work_of
 from cadenza.simulator.trace import Prompts, Trace
 
 EOS = 0  # no prompt has it
@@ -36,7 +34,7 @@ Progress = Callable[[int], None]
 
 
 class Simulation:
-    """One run. Deterministic: neither the machine that it runs on nor its clock matters."""
+    """One run. With a virtual engine nothing of the machine that it runs on matters."""
 
     def __init__(
         self,
@@ -44,7 +42,7 @@ class Simulation:
         trace: Trace,
         config: SchedulerConfig,
         profile: Profile,
-        machine: Machine,
+        engine: Engine,
         *,
         max_tokens: int = 0,
     ) -> None:
@@ -55,21 +53,16 @@ class Simulation:
             trace: who asks for what.
             config: limits; `EOS` must be its only end token.
             profile: whose policies decide; fresh, as they remember.
-            machine: what steps and copies cost.
+            engine: what executes plans; fresh, as its clock has to be at 0.
             max_tokens: that requests ask for whose trace does not say it; 0: what they get.
         """
         self._name, self._trace, self._config = name, trace, config
-        self._machine, self._max_tokens = machine, max_tokens
-        costs = CostModel(
-            token_s=machine.step_time.token_s,
-            copy_block_s=machine.copy_token_s * config.block_size,
-        )
-        self._scheduler = Scheduler(config, Decisions(profile), costs)
+        self._engine, self._max_tokens = engine, max_tokens
+        self._scheduler = Scheduler(config, Decisions(profile), engine.costs)
         self._prompts = Prompts(trace)
         num = len(trace.requests)
         self._own = np.array([self._prompts.own(index) for index in range(num)], dtype=np.int32)
         self._wanted = np.array([each.output_tokens for each in trace.requests], dtype=np.int64)
-        self._now_s = 0.0
         self._num_arrived = 0
         self._generated = np.zeros(num, dtype=np.int64)
         self._admitted_s, self._first_s, self._last_s = (np.full(num, np.nan) for _ in range(3))
@@ -90,7 +83,7 @@ class Simulation:
         outcome: StepOutcome | None = None
         while True:
             self._arrive()
-            report, plan = self._scheduler.step(self._now_s, outcome)
+            report, plan = self._scheduler.step(self._engine.now_s, outcome)
             self._follow(report)
             if plan is not None:
                 outcome = self._execute(plan)
@@ -107,11 +100,8 @@ class Simulation:
 
     def _arrive(self) -> None:
         """Add all who have come by now."""
-        requests = self._trace.requests
-        while (
-            self._num_arrived < len(requests)
-            and requests[self._num_arrived].arrival_s <= self._now_s
-        ):
+        requests, now_s = self._trace.requests, self._engine.now_s
+        while self._num_arrived < len(requests) and requests[self._num_arrived].arrival_s <= now_s:
             self._add(self._num_arrived)
             self._num_arrived += 1
 
@@ -128,41 +118,31 @@ class Simulation:
             tpot_target_s=request.tpot_target_s,
         )
         try:
-            self._scheduler.add(arrival, self._now_s)
+            self._scheduler.add(arrival, self._engine.now_s)
         except Refused as refusal:
             self._refused.append((index, str(refusal)))
 
     def _execute(self, plan: StepPlan) -> StepOutcome:
-        """Let the time of a pass go by, and sample."""
-        machine, statistics = self._machine, self._scheduler.statistics()
-        num_rows = plan.num_rows
-        forward_s = (
-            machine.step_time.seconds(work_of(plan.num_new, plan.num_context)) if num_rows else 0.0
-        )
-        block_s = machine.copy_token_s * plan.block_size
-        times = StepTimes(
-            forward_s=forward_s,
-            swap_out_s=block_s * len(plan.copies.swap_out),
-            swap_in_s=block_s * len(plan.copies.swap_in),
-        )
+        """Have the plan computed, note how the step was, and sample."""
+        statistics, began_s = self._scheduler.statistics(), self._engine.now_s
+        times = self._engine.execute(plan)
         self._swapped_tokens += plan.block_size * len(plan.copies.swap_out)
-        took_s = sum(times)
         held = statistics.total_blocks - statistics.free_blocks - statistics.cached_blocks
+        took_s = self._engine.now_s - began_s
         self._steps.append(
-            (self._now_s, took_s, plan.num_tokens, statistics.running, statistics.waiting, held)
+            (began_s, took_s, plan.num_tokens, statistics.running, statistics.waiting, held)
         )
-        self._now_s += took_s
         return self._sample(plan, times)
 
     def _sample(self, plan: StepPlan, times: StepTimes) -> StepOutcome:
         """Each request's own token, and the end where the trace has it."""
-        requests = plan.sample_requests
+        requests, now_s = plan.sample_requests, self._engine.now_s
         generated = self._generated[requests] + 1
         self._generated[requests] = generated
-        self._first_s[requests[generated == 1]] = self._now_s
-        self._last_s[requests] = self._now_s
+        self._first_s[requests[generated == 1]] = now_s
+        self._last_s[requests] = now_s
         self._sampled.append(requests.astype(np.int32))
-        self._sampled_s.append(self._now_s)
+        self._sampled_s.append(now_s)
         ended = generated >= self._wanted[requests]
         return StepOutcome(
             step_id=plan.step_id,
@@ -191,8 +171,8 @@ class Simulation:
             return False
         times_s = [] if is_last else [self._trace.requests[self._num_arrived].arrival_s]
         if self._scheduler.has_unfinished:
-            times_s.append(self._now_s + _IDLE_S)
-        self._now_s = max(self._now_s, min(times_s))
+            times_s.append(self._engine.now_s + _IDLE_S)
+        self._engine.wait_until(min(times_s))
         return True
 
     def _result(self) -> Run:

@@ -6,6 +6,7 @@ from typing import Any
 
 from cadenza.policies.profile import Profile
 from cadenza.scheduler.config import SchedulerConfig
+from cadenza.simulator.engine import VirtualEngine
 from cadenza.simulator.machines import Machine
 from cadenza.simulator.run import Run
 from cadenza.simulator.simulation import EOS, Simulation
@@ -41,7 +42,9 @@ def run_of(
     max_tokens: int = 0,
     **given: Any,
 ) -> Run:
+    config = limits(**given)
+    engine = VirtualEngine(machine, config.block_size)
     simulation = Simulation(
-        name, trace, limits(**given), profile or Profile(), machine, max_tokens=max_tokens
+        name, trace, config, profile or Profile(), engine, max_tokens=max_tokens
     )
     return simulation.run()

@@ -1,0 +1,205 @@
+"""What the simulator says beforehand of the engine, with the demo model, and what the engine does.
+
+First the engine computes a calibration load, of other lengths, rates and seed than those that are
+judged, and a machine is fitted to the first steps of it. Then two loads are served under each
+profile, the profiles one after the other and all of that several times, so that a busy minute hits
+all alike; each is simulated with that machine. Judged are medians over the runs, and whether the
+profiles stand in the same order by p99 TTFT and by goodput.
+
+The engine is scheduler and model in this process, on the machine's clock, driven by the loop that
+drives the simulation: what the service adds around them, which is the same under any policy, is not
+in it. Tokens that the model chooses are computed and dropped, so that lengths are the trace's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from cadenza.checkpoints.locate import locate
+from cadenza.cli.options import PolicyOptions
+from cadenza.cli.profile import configure
+from cadenza.engine.runner import RunnerFacts, build_runner
+from cadenza.engine.step_log import LoggedRunner
+from cadenza.scheduler.config import SchedulerConfig
+from cadenza.scheduler.costs import CostModel
+from cadenza.scheduler.plan import Runner, StepPlan, StepTimes
+from cadenza.simulator.engine import Engine, VirtualEngine
+from cadenza.simulator.fitting import fit, read_log
+from cadenza.simulator.machines import Machine
+from cadenza.simulator.run import Run
+from cadenza.simulator.simulation import EOS, Simulation
+from cadenza.simulator.summary import Targets, summary
+from cadenza.simulator.synthetic import Shape, synthetic
+from cadenza.simulator.trace import Trace
+from cadenza.wire.messages import EngineConfig, Sampling
+
+sys.path.append(str(Path(__file__).parent))
+from machine import heading
+
+PROFILES = ("fcfs", "prefix-aware", "fair-share")
+CALIBRATION_STEPS = 200
+TARGETS = Targets(ttft_s=2.0, tpot_s=0.1)
+# What is judged, where a summary has it, and by how much it may be off
+JUDGED = {
+    "TPOT mean": (("tpot_s", "mean"), 0.10),
+    "E2E mean": (("e2e_s", "mean"), 0.10),
+    "TTFT p90": (("ttft_s", "p90"), 0.15),
+    "preemptions": (("preemptions", "all"), 0.20),
+}
+RANKED = {"p99 TTFT": ("ttft_s", "p99"), "goodput": ("goodput_per_s",)}
+TIE = 0.05  # profiles that are closer in the engine have no order there
+
+CALIBRATION = Shape(requests=60, rate=4, prompt=150, output=25, tail=1.0, prefixes=3, prefix=96)
+LOAD = Shape(requests=80, prompt=100, output=60, tail=0.8, prefixes=6, prefix=192, tenants=4)
+
+
+class RealEngine:
+    """The model, on the machine's clock."""
+
+    def __init__(self, runner: Runner, facts: RunnerFacts) -> None:
+        self._runner = runner
+        self.costs = CostModel(token_s=facts.token_s, copy_block_s=facts.copy_block_s)
+        self._began_s = time.monotonic()
+
+    @property
+    def now_s(self) -> float:
+        return time.monotonic() - self._began_s
+
+    def execute(self, plan: StepPlan) -> StepTimes:
+        return self._runner.execute(plan).times
+
+    def wait_until(self, time_s: float) -> None:
+        time.sleep(max(0.0, time_s - self.now_s))
+
+
+class Bench:
+    """The demo model loaded once, and the machine that its steps are taken for."""
+
+    def __init__(self, num_blocks: int, threads: int | None) -> None:
+        config = EngineConfig(
+            model=str(locate("demo").path),
+            num_blocks=num_blocks,
+            max_num_seqs=32,
+            threads=threads,
+        )
+        self.runner, self.facts = build_runner(
+            config, lambda request: (Sampling(temperature=0.0), 0), lambda *_: None
+        )
+        self.limits = SchedulerConfig(
+            num_blocks=self.facts.num_blocks,
+            block_size=self.facts.block_size,
+            max_model_len=self.facts.max_model_len,
+            max_num_seqs=self.facts.max_num_seqs,
+            max_num_batched_tokens=max(self.facts.max_num_batched_tokens, 96),
+            eos_token_ids=frozenset({EOS}),
+            num_host_blocks=self.facts.num_host_blocks,
+        )
+
+    def calibrated(self) -> Machine:
+        """The machine that the first steps of the calibration load tell."""
+        with TemporaryDirectory() as folder:
+            path = Path(folder) / "calibration.steps"
+            runner = LoggedRunner(self.runner, path, self.limits, self.facts.device)
+            self.run("fcfs", synthetic(CALIBRATION, 99), RealEngine(runner, self.facts))
+            runner.close()
+            lines = path.read_text().splitlines()[: CALIBRATION_STEPS + 1]
+            path.write_text("\n".join(lines) + "\n")
+            found = fit(read_log(path), "demo")
+        print(f"calibrated: {found.machine.source}, {found.num_strays} strays")
+        return found.machine
+
+    def served(self, profile: str, trace: Trace) -> dict[str, Any]:
+        return summary(self.run(profile, trace, RealEngine(self.runner, self.facts)), TARGETS)
+
+    def simulated(self, profile: str, trace: Trace, machine: Machine) -> dict[str, Any]:
+        engine = VirtualEngine(machine, self.limits.block_size)
+        return summary(self.run(profile, trace, engine), TARGETS)
+
+    def run(self, profile: str, trace: Trace, engine: Engine) -> Run:
+        configured = configure(PolicyOptions(scheduling_policy=profile))
+        return Simulation(
+            profile, trace, self.limits, configured.profile, engine, max_tokens=256
+        ).run()
+
+
+def judge(bench: Bench, machine: Machine, load: Shape, runs: int) -> dict[str, Any]:
+    """One load: what was served and simulated of each profile."""
+    trace = synthetic(load, seed=1)
+    served: dict[str, list[dict[str, Any]]] = {profile: [] for profile in PROFILES}
+    for _ in range(runs):
+        for profile in PROFILES:
+            served[profile].append(bench.served(profile, trace))
+    simulated = {profile: bench.simulated(profile, trace, machine) for profile in PROFILES}
+    print(f"\n{load.rate:g} requests a second, medians of {runs} runs")
+    for profile in PROFILES:
+        for name, (path, most) in JUDGED.items():
+            tell(profile, name, middle(served[profile], path), at(simulated[profile], path), most)
+        queued = middle(served[profile], ("queued_share",))
+        print(f"{profile:13} time with a queue {queued:.0%}")
+    for name, path in RANKED.items():
+        real = {profile: middle(served[profile], path) for profile in PROFILES}
+        ours = {profile: at(simulated[profile], path) for profile in PROFILES}
+        print(f"by {name}: {ranking(real)}; simulated {ranking(ours)}: {agreement(real, ours)}")
+    return {"load": load._asdict(), "served": served, "simulated": simulated}
+
+
+def tell(profile: str, name: str, real: float, ours: float, most: float) -> None:
+    error = ours / real - 1 if real else float(ours != real)
+    told = "met" if abs(error) <= most else "NOT MET"
+    print(
+        f"{profile:13} {name:12} engine {real:9.4g}  simulated {ours:9.4g}  {error:+7.1%}, "
+        f"target {most:.0%}: {told}"
+    )
+
+
+def middle(summaries: Sequence[dict[str, Any]], path: Sequence[str]) -> float:
+    return median(at(each, path) for each in summaries)
+
+
+def at(figures: dict[str, Any], path: Sequence[str]) -> float:
+    value: Any = figures
+    for key in path:
+        value = value[key]
+    return float(value)
+
+
+def ranking(values: dict[str, float]) -> str:
+    return " < ".join(sorted(values, key=lambda profile: values[profile]))
+
+
+def agreement(real: dict[str, float], ours: dict[str, float]) -> str:
+    """Whether the simulated order is the engine's, wherever that has one."""
+    order = sorted(real, key=lambda profile: real[profile])
+    clear = [(a, b) for a, b in pairwise(order) if real[b] > (1 + TIE) * real[a]]
+    return "same" if all(ours[a] < ours[b] for a, b in clear) else "NOT THE SAME"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rates", type=float, nargs="+", default=[3.0, 6.0])
+    parser.add_argument("--requests", type=int, default=LOAD.requests)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--blocks", type=int, default=192)
+    parser.add_argument("--threads", type=int)
+    options = parser.parse_args()
+    print(heading())
+    bench = Bench(options.blocks, options.threads)
+    machine = bench.calibrated()
+    loads = [LOAD._replace(rate=rate, requests=options.requests) for rate in options.rates]
+    figures = [judge(bench, machine, load, options.runs) for load in loads]
+    print(json.dumps({"machine": machine.encoded(), "loads": figures}))
+
+
+if __name__ == "__main__":
+    main()
