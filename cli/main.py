@@ -11,6 +11,7 @@ from cyclopts import App, CycloptsError, Parameter, ValidationError
 
 from cadenza.cli.configuration import ConfigFile, ModelName, configuration, with_model
 from cadenza.cli.errors import UsageError
+from cadenza.cli.models import models
 from cadenza.cli.options import ChatOptions, ServeOptions, ServerOptions
 from cadenza.cli.output import OutputError, complain
 from cadenza.cli.policies import policies
@@ -25,6 +26,7 @@ app = App(
     help_on_error=False,
 )
 app.command(policies)
+app.command(models)
 app.command(configuration)
 
 

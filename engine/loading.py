@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
-from cadenza.checkpoints import ModelFolder, read_folder, read_gguf
+from cadenza.checkpoints import read_folder, read_gguf
 from cadenza.engine.models import (
     BY_ARCHITECTURE,
+    DecoderConfig,
     FolderWeights,
     GgufWeights,
     Model,
+    ModelConfig,
     ProgressCallback,
-    TransformersModel,
     WeightSource,
     config_from_folder,
     config_from_gguf,
@@ -41,31 +43,37 @@ def load_model(
     """
     resolved_device = resolve_device(device)
     named_dtype = named(dtype)
+    checkpoint = open_checkpoint(path, max_model_len)
+    config, source = checkpoint.config, checkpoint.source
+    resolved_dtype = named_dtype or best_dtype(resolved_device, source)
     with torch.inference_mode():
-        if path.is_dir():
-            folder = read_folder(path)
-            architecture = folder_architecture(folder)
-            if architecture not in BY_ARCHITECTURE:
-                return _through_transformers(folder, resolved_device, named_dtype, progress)
-            config = config_from_folder(folder, BY_ARCHITECTURE[architecture], max_model_len)
-            source: WeightSource = FolderWeights(folder)
-        else:
-            file = read_gguf(path)
-            config = config_from_gguf(file, max_model_len)
-            source = GgufWeights(file, config)
-        resolved_dtype = named_dtype or best_dtype(resolved_device, source.is_bfloat16)
-        return load_decoder(config, source, resolved_dtype, resolved_device, progress)
+        if isinstance(config, DecoderConfig):
+            return load_decoder(config, source, resolved_dtype, resolved_device, progress)
+        progress("weights", 0, 0)
+        return load_transformers_model(path, config, resolved_dtype, resolved_device)
 
 
-def _through_transformers(
-    folder: ModelFolder, device: torch.device, dtype: torch.dtype | None, progress: ProgressCallback
-) -> TransformersModel:
-    config = transformers_model_config(folder, folder_architecture(folder))
-    stored = folder.config.get("dtype", folder.config.get("torch_dtype"))
-    progress("weights", 0, 0)
-    return load_transformers_model(
-        folder, config, dtype or best_dtype(device, stored == "bfloat16"), device
-    )
+class Checkpoint(NamedTuple):
+    """What a file or folder describes, its weights open; of no family of ours: a `ModelConfig`."""
+
+    config: ModelConfig
+    source: WeightSource
+
+
+def open_checkpoint(path: Path, max_model_len: int | None = None) -> Checkpoint:
+    """Open a checkpoint without reading its weights. Raises CheckpointError as `load_model`."""
+    if not path.is_dir():
+        file = read_gguf(path)
+        of_file = config_from_gguf(file, max_model_len)
+        return Checkpoint(of_file, GgufWeights(file, of_file))
+    folder = read_folder(path)
+    architecture = folder_architecture(folder)
+    config: ModelConfig
+    if architecture in BY_ARCHITECTURE:
+        config = config_from_folder(folder, BY_ARCHITECTURE[architecture], max_model_len)
+    else:
+        config = transformers_model_config(folder, architecture)
+    return Checkpoint(config, FolderWeights(folder))
 
 
 def resolve_device(name: str) -> torch.device:
@@ -85,13 +93,13 @@ def named(name: str) -> torch.dtype | None:
     return _DTYPES.get(name)
 
 
-def best_dtype(device: torch.device, is_bfloat16: bool) -> torch.dtype:
+def best_dtype(device: torch.device, source: WeightSource) -> torch.dtype:
     """Return what is fast and loses little.
 
     That is bfloat16 on CUDA, and on a CPU that multiplies it (AVX512-BF16, AMX) if the weights are
     stored so; else float32. Eight bits and a scale, as in GGUF files, say more than bfloat16 does.
     """
-    if device.type == "cuda" or (is_bfloat16 and _cpu_multiplies_bfloat16()):
+    if device.type == "cuda" or (source.is_bfloat16 and _cpu_multiplies_bfloat16()):
         return torch.bfloat16
     return torch.float32
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cadenza.engine.models.batch import ModelBatch
 from cadenza.engine.models.config import DecoderConfig, ModelConfig
-from cadenza.engine.models.decoder import Decoder, load_decoder
+from cadenza.engine.models.decoder import Decoder, has_native_layers, load_decoder
 from cadenza.engine.models.families import BY_ARCHITECTURE, FAMILIES
 from cadenza.engine.models.folder_config import config_from_folder, folder_architecture
 from cadenza.engine.models.gguf_config import config_from_gguf
@@ -13,7 +13,6 @@ from cadenza.engine.models.transformers_loading import (
     load_transformers_model,
     transformers_model_config,
 )
-from cadenza.engine.models.transformers_model import TransformersModel
 from cadenza.engine.models.weights import (
     FolderWeights,
     GgufWeights,
@@ -32,11 +31,11 @@ __all__ = [
     "ModelBatch",
     "ModelConfig",
     "ProgressCallback",
-    "TransformersModel",
     "WeightSource",
     "config_from_folder",
     "config_from_gguf",
     "folder_architecture",
+    "has_native_layers",
     "load_decoder",
     "load_transformers_model",
     "transformers_model_config",

@@ -31,7 +31,7 @@ class Family:
 
     name: str
     architecture: str  # transformers' class name
-    gguf: str  # general.architecture in GGUF files
+    gguf: str | None = None  # general.architecture in GGUF files; None: another family's
     activation: Activation = Activation.SILU
     windows: Windows = Windows.NONE
     window_period: int = 1  # BY_LAYER in GGUF files: the last of so many layers has no window
@@ -74,8 +74,8 @@ FAMILIES = (
         has_query_key_norms=True,
         windows=Windows.BY_LAYER,
     ),
-    # as a GGUF file it is a Llama
-    Family(name="Mistral", architecture="MistralForCausalLM", gguf="mistral", windows=Windows.ALL),
+    # GGUF files call it a Llama, and have no window
+    Family(name="Mistral", architecture="MistralForCausalLM", windows=Windows.ALL),
     _GEMMA_2,
     replace(
         _GEMMA_2,
@@ -95,4 +95,4 @@ FAMILIES = (
     ),
 )
 BY_ARCHITECTURE = {family.architecture: family for family in FAMILIES}
-BY_GGUF = {family.gguf: family for family in FAMILIES}
+BY_GGUF = {family.gguf: family for family in FAMILIES if family.gguf is not None}

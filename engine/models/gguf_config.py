@@ -10,7 +10,7 @@ import numpy as np
 
 from cadenza.checkpoints import CheckpointError, GgufFile
 from cadenza.engine.models.config import DecoderConfig, check_config, visible_windows
-from cadenza.engine.models.families import BY_GGUF, Family, Windows
+from cadenza.engine.models.families import BY_GGUF, Windows
 from cadenza.engine.models.generation import gguf_defaults, gguf_eos
 from cadenza.engine.models.rope import (
     Linear,
@@ -41,7 +41,7 @@ def config_from_gguf(file: GgufFile, max_model_len: int | None = None) -> Decode
             f"{where}: the architecture {name!r} is not supported;"
             f" supported in GGUF files: {', '.join(BY_GGUF)}."
         )
-    return check_config(where, _Description(file, BY_GGUF[name], max_model_len).config())
+    return check_config(where, _Description(file, name, max_model_len).config())
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +76,11 @@ class _Numbers:
 class _Description:
     """A file's metadata in the words of `DecoderConfig`."""
 
-    def __init__(self, file: GgufFile, family: Family, max_model_len: int | None) -> None:
+    def __init__(self, file: GgufFile, name: str, max_model_len: int | None) -> None:
         self._file = file
-        self._family = family
-        self._numbers = numbers = _Numbers(str(file.path), family.gguf, file.metadata)
+        self._name = name
+        self._family = BY_GGUF[name]
+        self._numbers = numbers = _Numbers(str(file.path), name, file.metadata)
         self._num_layers = numbers.count("block_count")
         self._num_heads = numbers.count("attention.head_count")
         self._hidden_size = numbers.count("embedding_length")
@@ -95,7 +96,7 @@ class _Description:
         numbers, file, family = self._numbers, self._file, self._family
         if numbers.get("expert_count"):
             raise CheckpointError(f"{file.path}: mixture-of-experts models are not supported.")
-        scores, logits = _SOFTCAPS.get(family.gguf, (None, None))
+        scores, logits = _SOFTCAPS.get(self._name, (None, None))
         return DecoderConfig(
             architecture=family.architecture,
             family=family,
@@ -126,7 +127,7 @@ class _Description:
         return f"blk.0.{name}" in self._file.tensors
 
     def _scale(self) -> float:
-        by_hidden = _LAYERS_SCALED_BY_HIDDEN.get(self._family.gguf) == self._num_layers
+        by_hidden = _LAYERS_SCALED_BY_HIDDEN.get(self._name) == self._num_layers
         width = self._hidden_size / self._num_heads if by_hidden else self._head_dim
         return 1.0 / math.sqrt(width)
 
@@ -161,7 +162,7 @@ class _Description:
         rope = Rope(
             theta=numbers.real("rope.freq_base", 10000.0), rotated=rotated, scaling=self._scaling()
         )
-        if self._family.gguf != "gemma3":
+        if self._name != "gemma3":
             return (rope,) * self._num_layers
         theta = numbers.real("rope.freq_base_swa", _THETA_OF_WINDOWS)
         windowed = Rope(theta=theta, rotated=rotated)

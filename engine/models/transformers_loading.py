@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -72,14 +73,14 @@ def _refuse(where: str, architecture: str, config: Any) -> None:
 
 
 def load_transformers_model(
-    folder: ModelFolder, config: ModelConfig, dtype: torch.dtype, device: torch.device
+    path: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device
 ) -> TransformersModel:
     """Load a model and try it.
 
     Raises CheckpointError when transformers cannot load it, a weight is missing or has another
     shape, or the model does not compute over our cache what it computes by itself.
     """
-    where, loaded = str(folder.path), _loaded(folder, config, dtype)
+    where, loaded = str(path), _loaded(path, dtype)
     if not loaded.is_backend_compatible():
         raise CheckpointError(
             f"{where}: {config.architecture} does not let its attention be replaced in this"
@@ -107,7 +108,7 @@ def load_transformers_model(
     return model
 
 
-def _loaded(folder: ModelFolder, config: ModelConfig, dtype: torch.dtype) -> Any:
+def _loaded(path: Path, dtype: torch.dtype) -> Any:
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
@@ -115,7 +116,7 @@ def _loaded(folder: ModelFolder, config: ModelConfig, dtype: torch.dtype) -> Any
     auto: Any = AutoModelForCausalLM  # its types do not know of the report
     try:
         model, report = auto.from_pretrained(
-            folder.path,
+            path,
             dtype=dtype,
             output_loading_info=True,
             trust_remote_code=False,
@@ -123,11 +124,9 @@ def _loaded(folder: ModelFolder, config: ModelConfig, dtype: torch.dtype) -> Any
             use_safetensors=True,
         )
     except Exception as error:  # as in `transformers_config`
-        raise CheckpointError(
-            f"{folder.path}: transformers cannot load it: {one_line(error)}"
-        ) from error
+        raise CheckpointError(f"{path}: transformers cannot load it: {one_line(error)}") from error
     if missing := sorted(report["missing_keys"]):
-        raise CheckpointError(f"{folder.path}: the weight {missing[0]!r} is missing.")
+        raise CheckpointError(f"{path}: the weight {missing[0]!r} is missing.")
     return model
 
 

@@ -66,7 +66,12 @@ class WeightSource(Protocol):
 
     @property
     def is_bfloat16(self) -> bool:
-        """Whether they are stored as bfloat16, as far as the embedding tells."""
+        """Whether they are stored as bfloat16, as far as the embedding tells, or any."""
+        ...
+
+    @property
+    def num_values(self) -> int:
+        """How many numbers all of them are."""
         ...
 
     def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
@@ -105,8 +110,14 @@ class FolderWeights:
 
     @property
     def is_bfloat16(self) -> bool:
-        file = self._files.get(_EMBEDDING)
-        return file is not None and file.get_slice(_EMBEDDING).get_dtype() == "BF16"
+        name = _EMBEDDING if _EMBEDDING in self._files else min(self._files, default=None)
+        return name is not None and self._files[name].get_slice(name).get_dtype() == "BF16"
+
+    @property
+    def num_values(self) -> int:
+        return sum(
+            math.prod(file.get_slice(name).get_shape()) for name, file in self._files.items()
+        )
 
     def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
         file = self._files.get(name)
@@ -153,6 +164,10 @@ class GgufWeights:
     def is_bfloat16(self) -> bool:
         info = self._file.tensors.get(_GGUF_NAMES[_EMBEDDING])
         return info is not None and GGML_TYPES[info.ggml_type].name == "BF16"
+
+    @property
+    def num_values(self) -> int:
+        return sum(math.prod(info.shape) for info in self._file.tensors.values())
 
     def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
         layer = _LAYER.fullmatch(name)

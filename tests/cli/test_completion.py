@@ -47,7 +47,8 @@ def completed(script: str, tmp_path: Path):
 
 
 def test_bash_offers_every_subcommand(completed):
-    assert completed("") == COMMANDS == {"chat", "completion", "config", "policies", "serve"}
+    known = {"chat", "completion", "config", "models", "policies", "serve", "simulate"}
+    assert completed("") == COMMANDS == known
     assert completed("se") == {"serve"}
     assert completed("", "config") == {"show", "schema"}
 

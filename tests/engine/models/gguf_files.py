@@ -52,6 +52,7 @@ def write_gguf(
     architecture's prefix.
     """
     config = model.config
+    assert family.gguf is not None
     writer = GGUFWriter(path, family.gguf)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     numbers: dict[str, Any] = {

@@ -92,7 +92,7 @@ REFUSED: dict[str, tuple[Tiny, Change, str]] = {
     "truncated weights": (
         OTHERS["OLMo2"],
         lambda f: (f / WEIGHTS).write_bytes((f / WEIGHTS).read_bytes()[:20_000]),
-        "transformers cannot load it",
+        "model.safetensors: not a readable safetensors file",
     ),
     "no attention to replace": (
         Tiny("Falcon", {"alibi": True}),
