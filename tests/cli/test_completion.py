@@ -47,7 +47,9 @@ def completed(script: str, tmp_path: Path):
 
 
 def test_bash_offers_every_subcommand(completed):
-    known = {"chat", "completion", "config", "models", "policies", "serve", "simulate"}
+    known = {
+        *("calibrate", "chat", "completion", "config", "models", "policies", "serve", "simulate")
+    }
     assert completed("") == COMMANDS == known
     assert completed("se") == {"serve"}
     assert completed("", "config") == {"show", "schema"}
