@@ -91,12 +91,13 @@ class Workspace {
   char* next_;
 };
 
-// Rows of values in the model's dtype, with zeros past the last one, as products take them.
+// Rows of values in the model's dtype, with zeros past the last one, as products take them. They are
+// an odd number of cache lines apart: so those of a tile do not compete for a few sets of the cache.
 class Rows {
  public:
   Rows(int64_t count, int64_t values, int32_t dtype)
       : count_(count), used_(values * size_of(dtype)),
-        stride_(padded_depth(values, dtype) * size_of(dtype)) {}
+        stride_((round_up(padded_depth(values, dtype) * size_of(dtype), 64) / 64 | 1) * 64) {}
 
   int64_t bytes() const { return round_up(count_ * stride_, 64); }
 
