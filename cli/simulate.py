@@ -33,6 +33,7 @@ from cadenza.simulator.synthetic import PREFIX, shape_of, synthetic
 from cadenza.simulator.table import table
 from cadenza.simulator.trace import Trace
 from cadenza.wire import messages
+from cadenza.wire.logging import configure_logging
 
 _WATERMARK = 0.01
 _DEFAULTS = {
@@ -59,11 +60,14 @@ class Contender:
 
 
 def run(source: str, options: SimulateOptions) -> int:
-    """Simulate, and tell of it.
+    """Simulate, and tell of it; 0, or 130 after Ctrl-C.
 
     Raises:
         UsageError: something that was given cannot be used, or a file cannot be written.
     """
+    configure_logging("warning")  # what policies do wrong goes to standard error
+    for path in (options.json, options.html):
+        _check_place(path)
     contenders = _contenders(options)
     built = [each.build() for each in contenders]  # all of them, before any runs for minutes
     try:
@@ -75,6 +79,8 @@ def run(source: str, options: SimulateOptions) -> int:
         ]
     except SimulatorError as error:
         raise UsageError(str(error)) from error
+    except KeyboardInterrupt:
+        return 130  # as from a program that Ctrl-C ends
     targets = Targets(ttft_s=options.ttft_target, tpot_s=options.tpot_target)
     told = report(runs, machine, targets, seed=options.seed, max_tokens=options.max_tokens)
     write(table(told))
@@ -190,6 +196,12 @@ def _simulate(
         return simulation.run(show)
     finally:
         progress.done()
+
+
+def _check_place(path: Path | None) -> None:
+    """Before anything runs for minutes."""
+    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+        raise UsageError(f"{path} cannot be written: there is no such folder, or it is one")
 
 
 def _write_file(path: Path | None, content: Callable[[], str]) -> None:

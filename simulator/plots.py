@@ -41,9 +41,14 @@ class _Axis(NamedTuple):
         return self.begin + (self.end - self.begin) * (value - low) / (high - low)
 
     def ticks(self) -> list[float]:
+        """A few round values within."""
         if self.is_log:
             powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
-            return [10.0**power for power in powers if self.low <= 10.0**power <= self.high]
+            for digits in ((1,), (1, 3), (1, 2, 5)):
+                values = [digit * 10.0**power for power in powers for digit in digits]
+                ticks = [value for value in values if self.low <= value <= self.high]
+                if len(ticks) > 2:
+                    return ticks
         step = 10.0 ** math.floor(math.log10(self.high - self.low))
         while (self.high - self.low) / step < 4:
             step /= 2

@@ -106,7 +106,11 @@ class Simulation:
             self._num_arrived += 1
 
     def _add(self, index: int) -> None:
-        request = self._trace.requests[index]
+        request, most = self._trace.requests[index], self._config.max_model_len
+        if request.prompt_tokens >= most:  # whose ids may not even fit into memory
+            said = f"{request.prompt_tokens} tokens leave no room to generate within max_model_len"
+            self._refused.append((index, f"{said} {most}"))
+            return
         asked = request.max_tokens or self._max_tokens
         arrival = Arrival(
             request=index,

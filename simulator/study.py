@@ -33,7 +33,7 @@ def report(
         "machine": {"name": machine.name, "source": machine.source},
         "limits": _limits(config),
         "max_tokens": max_tokens,
-        "targets": {"ttft_s": targets.ttft_s, "tpot_s": targets.tpot_s},
+        "targets": plain({"ttft_s": targets.ttft_s, "tpot_s": targets.tpot_s}),
         "seed": seed,
         "recorded": recorded(trace),
         "profiles": [summary(run, targets) for run in runs],
