@@ -8,6 +8,8 @@
 #   make soak         50,000 hostile requests, then random lives of the scheduler, for ever;
 #                     SEED=17 begins with that one
 #   make soak-grpc    random and hostile calls over gRPC, likewise
+#   make chaos        100 engines killed under 32 streams, which shall not differ by a token;
+#                     ARGS="--kills 10 --streams 8 --seed 2" asks for others
 #   make clients      load clients and libraries that nobody here wrote, each in a venv of its own;
 #                     ARGS="guidellm aiperf" chooses some, VLLM_VENV names a venv with vLLM's
 #   make bench-startup, make bench-front, make bench-decode
@@ -43,7 +45,7 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet
 FOLDERS := checkpoints cli engine kernels policies scheduler service simulator testing wire
 PACKAGES := $(FOLDERS) protos/cadenza/v1
 
-.PHONY: serve test check test-extra test-gpu soak soak-grpc clients breaking protos install \
+.PHONY: serve test check test-extra test-gpu soak soak-grpc chaos clients breaking protos install \
 	install-dev bench-startup bench-front bench-decode bench-orders bench-policies bench-scheduler \
 	bench-service bench-serving bench-simulator bench-simulated-engine clean
 
@@ -66,6 +68,9 @@ soak: install-dev
 
 soak-grpc: install-dev
 	PYTHONPATH=. $(PYTHON) -m tests.service.rpc.soak $(SEED)
+
+chaos: install-dev
+	PYTHONPATH=. $(PYTHON) -m tests.e2e.chaos $(ARGS)
 
 clients: install-dev
 	PYTHONPATH=. $(PYTHON) -m tests.clients $(ARGS)

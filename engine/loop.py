@@ -29,6 +29,7 @@ from cadenza.wire.messages import (
     Resubmit,
     SetDeadline,
     Shutdown,
+    Stall,
     Submit,
     ToEngine,
     UseProfile,
@@ -130,6 +131,8 @@ class EngineLoop:
                 scheduler.finish(request, tokens_kept)
             case Credit(request, tokens):
                 scheduler.grant(request, tokens)
+            case Stall(request, is_stalled):
+                scheduler.stall(request, is_stalled=is_stalled)
             case Reprioritise(request, priority):
                 scheduler.reprioritise(request, priority)
             case SetDeadline(request, deadline_s):

@@ -31,17 +31,18 @@ class Credits:
         self._slot_of: dict[int, int] = {}  # by request
         self.num_limited = 0  # slots in use
 
-    def open(self, tokens: int | None, requests: Sequence[int] = ()) -> int:
+    def open(self, tokens: int | None, requests: Sequence[int] = (), *, in_flight: int = 0) -> int:
         """A slot with `tokens` left, held by one row; None: the unlimited one.
 
         `requests` name the slot for as long as any row holds it, their own ends notwithstanding.
+        `in_flight` are tokens that may be on their way and come besides.
         """
         if tokens is None:
             return UNLIMITED
         if not self._free:
             self._grow()
         slot = self._free.pop()
-        self.left[slot], self._overdraft[slot] = min(tokens, _MOST), 0
+        self.left[slot], self._overdraft[slot] = min(tokens, _MOST), in_flight
         self._holders[slot] = 1
         self.num_limited += 1
         self._requests[slot] = requests
@@ -56,6 +57,10 @@ class Credits:
             self._requests[slot] = (*self._requests[slot], *requests)
             self._slot_of.update(dict.fromkeys(requests, slot))
         return slot
+
+    def is_granted(self, slot: int) -> bool:
+        """Whether a reader grants what is left in the slot."""
+        return slot != UNLIMITED and bool(self._requests[slot])
 
     def slot_of(self, request: int) -> int:
         """The slot that a request was opened with; the unlimited one if that is closed."""

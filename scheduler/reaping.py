@@ -132,7 +132,7 @@ class Reaper:
     def park(self, now_s: float) -> None:
         """Park running rows whose reader has no credit left; let those go on that have some."""
         stores, table = self._stores, self._stores.table
-        if not stores.credits.num_limited:
+        if not (stores.credits.num_limited or table.num_parked):
             return
         seated = table.seated()
         has_credit = stores.credits.cover(table.credit[seated], table.choices[seated])

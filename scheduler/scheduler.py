@@ -17,6 +17,7 @@ from cadenza.scheduler.budget import Budget, measure, place_running
 from cadenza.scheduler.checks import check_invariants
 from cadenza.scheduler.config import SchedulerConfig
 from cadenza.scheduler.costs import CostModel
+from cadenza.scheduler.credits import UNLIMITED
 from cadenza.scheduler.decisions import Arrived, Decision, RefusedArrival, Stalled
 from cadenza.scheduler.plan import StepOutcome, StepPlan
 from cadenza.scheduler.planning import PlanBuilder
@@ -123,6 +124,22 @@ class Scheduler:
         The request itself may have ended, as long as one of the others goes on.
         """
         self._stores.credits.grant(self._stores.credits.slot_of(request), tokens)
+
+    def stall(self, request: int, *, is_stalled: bool) -> None:
+        """The reader takes nothing for now, or does again. With credit it is that which says so.
+
+        Until their prompt is computed, all choices of a request stall together.
+        """
+        table, credits = self._stores.table, self._stores.credits
+        row = table.row_of(request)
+        if row is None:
+            return
+        slot = int(table.credit[row])
+        if is_stalled and slot == UNLIMITED:
+            table.credit[row] = credits.open(0, in_flight=int(table.choices[row]))
+        elif not is_stalled and slot != UNLIMITED and not credits.is_granted(slot):
+            table.credit[row] = UNLIMITED
+            credits.release(slot)
 
     def reprioritise(self, request: int, priority: int) -> None:
         """Give the request another priority, as an `Arrival` has it.

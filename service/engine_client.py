@@ -41,6 +41,7 @@ from cadenza.wire.messages import (
     ResetPrefixCache,
     SetDeadline,
     Shutdown,
+    Stall,
     Start,
     Step,
     Submit,
@@ -226,6 +227,12 @@ class EngineClient:
         if branch := self._rows.get(request):
             branch.submission.grant(tokens)
             self._tell(branch.submission, Credit(request, tokens))
+
+    def stall(self, request: int, *, is_stalled: bool) -> None:
+        """The reader of a row takes nothing for now, or does again. Never raises."""
+        if branch := self._rows.get(request):
+            branch.is_stalled = is_stalled
+            self._tell(branch.submission, Stall(request, is_stalled))
 
     def reprioritise(self, request: int, priority: int) -> None:
         """Give a row that has not ended another priority. Never raises."""
@@ -441,6 +448,9 @@ class EngineClient:
     def _resubmit(self, submission: Submission) -> None:
         self.send(submission.message())
         submission.place = self._sent
+        for branch in submission.branches.values():
+            if branch.is_stalled:
+                self.send(Stall(branch.number, True))
 
     # messages
 

@@ -162,6 +162,15 @@ class Generation:
         for choice in self._choices:
             self._engine.set_deadline(choice.number, deadline_s)
 
+    def stall(self, *, is_stalled: bool) -> None:
+        """The reader takes nothing for now, or does again; meanwhile seats are others'.
+
+        A request with credit has no need of it.
+        """
+        if not self._ended:
+            for choice in self._choices:
+                self._engine.stall(choice.number, is_stalled=is_stalled)
+
     def grant(self, tokens: int) -> None:
         """The reader takes `tokens` more, of all choices together."""
         if not self._ended:

@@ -6,9 +6,13 @@ import errno
 import ipaddress
 import socket
 
+SEND_BUFFER_BYTES = 16 << 10  # of each connection, which Linux doubles for its own needs
+
 
 def listen(protocol: str, host: str, port: int) -> list[socket.socket]:
     """Listening sockets on every address of `host`, all on one port; 0 takes any free one.
+
+    Connections take over a small send buffer: what is in there nobody can hold back any more.
 
     Raises:
         OSError: the sentence says where `protocol` cannot listen, and why.
@@ -20,6 +24,7 @@ def listen(protocol: str, host: str, port: int) -> list[socket.socket]:
         ):
             where = (address[0], sockets[0].getsockname()[1] if sockets else port)
             sockets.append(socket.create_server(where, family=family, backlog=2048))
+            sockets[-1].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
     except OSError as error:
         for sock in sockets:
             sock.close()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Branch:
     """One row that has not ended: who receives its tokens, and those that were handed out."""
 
-    __slots__ = ("emitted", "is_seated", "number", "row", "submission", "submit")
+    __slots__ = ("emitted", "is_seated", "is_stalled", "number", "row", "submission", "submit")
 
     def __init__(self, number: int, row: Row, submission: Submission, submit: Submit) -> None:
         self.number = number
@@ -26,6 +26,7 @@ class Branch:
         self.submit = submit  # as if it had come alone, and as its client wants it by now
         self.emitted = array("i")
         self.is_seated = False  # in the engine, by what that said last
+        self.is_stalled = False
 
 
 class Submission:

@@ -5,8 +5,8 @@ little-endian bytes and are viewed, not copied, by the reader (`wire.arrays`). T
 never import torch: the front process imports it.
 
 Front to engine: `Start`, `Submit`, `Resubmit`, `Cancel`, `Finish`, `Credit`, `Reprioritise`,
-`SetDeadline`, `ResetPrefixCache`, `UseProfile`, `UseShadow`, `ReleasePolicy`, `DescribePolicies`,
-`Shutdown`.
+`Stall`, `SetDeadline`, `ResetPrefixCache`, `UseProfile`, `UseShadow`, `ReleasePolicy`,
+`DescribePolicies`, `Shutdown`.
 Engine to front: `Progress`, `Ready`, `Step`, `Failed`, `PoliciesAnswer`, `PoliciesState`. Once the
 engine is ready, every message but `Shutdown` is followed by a `Step` that counts it in
 `Counters.received`, whether or not there is work; one `Step` may count several.
@@ -176,6 +176,13 @@ class Credit(msgspec.Struct, frozen=True, array_like=True, tag="credit"):
 
     request: int  # any row of the submit
     tokens: int
+
+
+class Stall(msgspec.Struct, frozen=True, array_like=True, tag="stall"):
+    """The reader of one row takes nothing until it is told otherwise; for rows without credit."""
+
+    request: int
+    is_stalled: bool
 
 
 class Reprioritise(msgspec.Struct, frozen=True, array_like=True, tag="reprioritise"):
@@ -380,6 +387,7 @@ ToEngine: TypeAlias = (
     | Cancel
     | Finish
     | Credit
+    | Stall
     | Reprioritise
     | SetDeadline
     | ResetPrefixCache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, cast
 
@@ -30,6 +31,11 @@ class Connection(Protocol):
 
     def write_more(self, data: bytes) -> None:
         """Write a part of the answer under way, past ASGI. For small ones, where `takes_more`."""
+
+    def watch_flow(self, callback: Callable[[bool], None] | None) -> None:
+        """Call back with True when the client ceases to take what is written, and False when it
+        takes it again; at once if it has ceased. None: call back no more.
+        """
 
     def abort(self) -> None:
         """Drop the connection with whatever has not been sent. Idempotent."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack, aclosing
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack, aclosing, contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -17,6 +19,7 @@ from cadenza.service.http import sse
 from cadenza.service.http.answer import Answer
 from cadenza.service.http.body import read_json
 from cadenza.service.http.call import Call
+from cadenza.service.http.connection import Connection
 from cadenza.service.http.dialect import Dialect
 from cadenza.service.http.disconnect import while_connected
 from cadenza.service.http.errors import JsonResponse, renamed
@@ -65,7 +68,8 @@ class Endpoint:
             answer = Answer(self._dialect, call, generations)
             if call.stream:
                 async with sse.opened(scope, send) as stream:
-                    await _stream(answer, stream)
+                    with _stalling(generations, stream.connection):
+                        await _stream(answer, stream)
             else:
                 await JsonResponse(await answer.whole())(scope, receive, send)
 
@@ -90,6 +94,30 @@ class Endpoint:
             return await self._generator.submit_all(call.requests)
         except InvalidRequest as error:
             raise renamed(error, call.names) from error
+
+
+@contextmanager
+def _stalling(generations: Sequence[Generation], connection: Connection) -> Iterator[None]:
+    """While the client takes nothing, nothing is generated for it, and not for longer than so."""
+    loop = asyncio.get_running_loop()
+    end: asyncio.TimerHandle | None = None
+
+    def on_flow(is_stalled: bool) -> None:
+        nonlocal end
+        for generation in generations:
+            generation.stall(is_stalled=is_stalled)
+        if end is not None:
+            end.cancel()
+        # Nothing more is to be sent meanwhile, so that no write is there to take too long
+        end = loop.call_later(connection.limits.send_s, connection.abort) if is_stalled else None
+
+    connection.watch_flow(on_flow)
+    try:
+        yield
+    finally:
+        connection.watch_flow(None)
+        if end is not None:
+            end.cancel()
 
 
 async def _stream(answer: Answer, stream: EventStream) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from uvicorn._types import ASGI3Application
@@ -12,6 +13,7 @@ from cadenza.service.http.connection import ConnectionLimits
 from cadenza.service.http.errors import plain_error
 
 MAX_HEAD_BYTES = 64 << 10
+UNSENT_BYTES = 32 << 10  # that a connection holds before its stream stalls
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -30,6 +32,7 @@ class BoundedProtocol(HttpToolsProtocol):
     _head_due: asyncio.TimerHandle | None = None
     _end: asyncio.TimerHandle | None = None  # of a connection that is to close
     _takes_more = False  # nothing has happened since that was so
+    _on_flow: Callable[[bool], None] | None = None
 
     def __init__(self, *args: Any, limits: ConnectionLimits, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -53,6 +56,11 @@ class BoundedProtocol(HttpToolsProtocol):
     def write_more(self, data: bytes) -> None:
         self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
+    def watch_flow(self, callback: Callable[[bool], None] | None) -> None:
+        self._on_flow = callback
+        if callback is not None and self.flow.write_paused:
+            callback(True)
+
     def abort(self) -> None:
         """Drop the connection; uvicorn then misses nothing of an answer that was cut."""
         self._takes_more = False
@@ -68,6 +76,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        transport.set_write_buffer_limits(high=UNSENT_BYTES)
         if len(self.connections) > self.limits.max_connections:
             self._refuse()
         else:
@@ -85,6 +94,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._answering.message_event.set()
         # Requests lead back here, by their scope: none of this shall wait for the garbage collector
         self._answering = self.cycle = self.scope = None  # type: ignore[assignment]
+        self._on_flow = None
 
     def data_received(self, data: bytes) -> None:
         """Parse, then count what an unfinished head took."""
@@ -100,6 +110,13 @@ class BoundedProtocol(HttpToolsProtocol):
     def pause_writing(self) -> None:
         self._takes_more = False
         super().pause_writing()
+        if self._on_flow is not None:
+            self._on_flow(True)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._on_flow is not None:
+            self._on_flow(False)
 
     def _count_head(self, num_bytes: int) -> None:
         self._head_bytes += num_bytes

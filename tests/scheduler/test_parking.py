@@ -411,3 +411,41 @@ def test_a_row_that_waits_again_without_credit_is_admitted_with_the_first_token_
 
     assert driver.tokens[1] == oracle([5, 6], 2)
     assert driver.scheduler.statistics().parked == 1
+
+
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("before", range(6))
+def test_who_stalls_gives_way_at_once_and_goes_on_where_it_was(n: int, before: int):
+    driver = Driver()
+    requests = range(1, 1 + n)
+    driver.runner.choice_of = {request: request - 1 for request in requests}
+    driver.add(1, [5, 6], max_tokens=10, n=n)
+    for _ in range(before):
+        driver.step()
+    stalled_at = {request: len(driver.tokens.get(request, ())) for request in requests}
+    for request in requests:
+        driver.scheduler.stall(request, is_stalled=True)
+        driver.scheduler.stall(request, is_stalled=True)
+
+    drain(driver)
+
+    for request in requests:  # what was being computed comes all the same
+        assert len(driver.tokens.get(request, ())) - stalled_at[request] in (0, 1)
+    for request in requests:
+        driver.scheduler.stall(request, is_stalled=False)
+    drain(driver)
+    assert driver.tokens == {request: oracle([5, 6], 10, request - 1) for request in requests}
+    assert driver.scheduler.statistics().parked == 0
+
+
+def test_who_has_credit_stalls_by_that_alone():
+    driver = Driver()
+    driver.add(1, [5, 6], max_tokens=10, credit=4)
+    driver.step()
+    driver.scheduler.stall(1, is_stalled=True)
+    driver.scheduler.stall(7, is_stalled=True)  # nobody's
+    drain(driver)
+    driver.scheduler.stall(1, is_stalled=False)
+    drain(driver)
+
+    assert driver.tokens[1] == oracle([5, 6], 4)

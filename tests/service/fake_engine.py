@@ -36,6 +36,7 @@ from cadenza.wire.messages import (
     RowLogprobs,
     SetDeadline,
     Shutdown,
+    Stall,
     Start,
     Step,
     Submit,
@@ -85,6 +86,7 @@ class FakeRow:
     emitted: list[int] = field(default_factory=list)
     credit: Credits = field(default_factory=lambda: Credits(None))
     is_parked: bool = False
+    is_stalled: bool = False
 
     @property
     def is_late(self) -> bool:
@@ -233,7 +235,7 @@ class FakeEngine(asyncio.Protocol):
         """Running rows that have a token of credit, which is taken; the others are parked."""
         funded = []
         for row in self.running.values():
-            has = row.credit.take()
+            has = not row.is_stalled and row.credit.take()
             if has:
                 funded.append(row)
             if row.is_parked is has:
@@ -342,7 +344,9 @@ class FakeEngine(asyncio.Protocol):
         """Whether anything can go on: all that run being parked, nothing does before a grant."""
         running = self.running.values()
         may_admit = self.waiting and self._num_seated() < self.seats
-        return bool(may_admit) or not all(row.is_parked and not row.credit.left for row in running)
+        return bool(may_admit) or not all(
+            row.is_stalled or (row.is_parked and row.credit.left == 0) for row in running
+        )
 
     def _num_seated(self) -> int:
         """Parked rows leave their seats to those who wait."""
@@ -415,6 +419,11 @@ class FakeEngine(asyncio.Protocol):
                     self.tell_decisions()
                 case Credit(request, tokens):
                     self.credits[request].grant(tokens)
+                    self._plan_step()
+                case Stall(request, is_stalled):
+                    for rows in (self.running, self.waiting):
+                        if request in rows:
+                            rows[request].is_stalled = is_stalled
                     self._plan_step()
                 case SetDeadline(request, deadline_s):
                     for rows in (self.running, self.waiting):

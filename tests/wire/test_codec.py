@@ -25,6 +25,7 @@ from cadenza.wire.messages import (
     Sampling,
     SetDeadline,
     Shutdown,
+    Stall,
     Start,
     Step,
     Submit,
@@ -36,6 +37,7 @@ from cadenza.wire.messages import (
 from cadenza.wire.policies import Comparison, HookFaults, ProfileState, ShadowState
 
 FRONT_TO_ENGINE = [
+    Stall(1, is_stalled=True),
     Resubmit((Submit(request=2, choice=1, prompt=b"\1\0\0\0", emitted=b"\2\0\0\0", max_tokens=5),)),
     Start(
         EngineConfig(

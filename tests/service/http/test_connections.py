@@ -16,6 +16,7 @@ from cadenza.service.http.connection import ConnectionLimits
 from cadenza.service.http.endpoint import _stream
 from cadenza.service.http.errors import ClientGone
 
+from ..waiting import until
 from .conftest import request_bytes
 
 COMPLETIONS = "/v1/completions"
@@ -35,7 +36,7 @@ def test_a_connection_whose_client_does_not_read_its_answer_is_dropped(run, serv
             await served.until_connections(1)
             await served.until_connections(0)
 
-            assert served.front.is_clean()
+            await until(served.front.is_clean)
             assert errors_in(caplog) == []
             client.close()
 

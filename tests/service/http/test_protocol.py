@@ -8,12 +8,15 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from cadenza.service.http.connection import ConnectionLimits
-from cadenza.service.http.protocol import BoundedProtocol
+from cadenza.service.http.protocol import UNSENT_BYTES, BoundedProtocol
 
 
 class Transport(asyncio.Transport):
     def write(self, data: bytes) -> None:
         pass
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        assert high == UNSENT_BYTES
 
     def is_closing(self) -> bool:
         return False
@@ -36,6 +39,23 @@ def connected() -> BoundedProtocol:
     protocol = BoundedProtocol(config, ServerState(), {}, loop, limits=ConnectionLimits())
     protocol.connection_made(Transport())
     return protocol
+
+
+def test_whoever_watches_is_told_when_the_client_ceases_to_take_more_and_when_it_goes_on(run):
+    async def main():
+        protocol = connected()
+        told: list[bool] = []
+        protocol.watch_flow(told.append)
+        protocol.pause_writing()
+        protocol.resume_writing()
+        assert told == [True, False]
+        protocol.watch_flow(None)
+        protocol.pause_writing()
+        assert told == [True, False]
+        protocol.watch_flow(told.append)
+        assert told == [True, False, True]
+
+    run(main())
 
 
 def test_more_is_taken_while_an_answer_is_under_way_and_the_client_keeps_up(run):
