@@ -4,8 +4,8 @@ Every message is a tagged msgspec struct, encoded as one MessagePack array. Arra
 little-endian bytes and are viewed, not copied, by the reader (`wire.arrays`). This package must
 never import torch: the front process imports it.
 
-Front to engine: `Start`, `Submit`, `Resubmit`, `Cancel`, `Finish`, `Credit`, `Reprioritise`,
-`Stall`, `SetDeadline`, `ResetPrefixCache`, `UseProfile`, `UseShadow`, `ReleasePolicy`,
+Front to engine: `Start`, `Submit`, `Resubmit`, `Cancel`, `Finish`, `Credit`, `Stall`,
+`Reprioritise`, `SetDeadline`, `ResetPrefixCache`, `UseProfile`, `UseShadow`, `ReleasePolicy`,
 `DescribePolicies`, `Shutdown`.
 Engine to front: `Progress`, `Ready`, `Step`, `Failed`, `PoliciesAnswer`, `PoliciesState`. Once the
 engine is ready, every message but `Shutdown` is followed by a `Step` that counts it in
