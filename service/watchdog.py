@@ -29,7 +29,7 @@ class Watchdog:
         culprit: Callable[[], Culprit | None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`culprit` is the hook call under way in the engine."""
+        """`culprit` is the hook call under way in the engine, which began on this `clock`."""
         self._client = client
         self._culprit = culprit
         self._clock = clock
@@ -53,16 +53,18 @@ class Watchdog:
             self._silent_s = 0.0
             return None
         self._silent_s += min(elapsed_s, 2 * _TICK_S)
-        if self._silent_s > self._limit_s():
+        if self._silent_s > self._limit_s(now_s):
             what = "said nothing" if client.is_serving else "said nothing while it loaded"
             return f"The engine has {what} for {self._silent_s:.1f} s."
         return None
 
-    def _limit_s(self) -> float:
+    def _limit_s(self, now_s: float) -> float:
         client = self._client
         if not client.is_serving:
             loaded_s = client.limits.load_s if client.limits else 0.0
             return max(LOADING_S, _LOADING_MARGIN * loaded_s)
-        if self._culprit() is not None:
+        culprit = self._culprit()
+        # A hook may just have been called after a long pass
+        if culprit is not None and now_s - culprit.since_s > HOOK_S:
             return HOOK_S
         return max(HEARTBEAT_S, client.patience_s)

@@ -127,7 +127,7 @@ def _admin(
     )
 
 
-_LIVES = "Whether the engine lives and speaks, or still loads."
+_LIVES = "Whether the engine serves, loads or is being replaced, rather than given up."
 _RESET = "Forget every cached prefix; requests that run go on."
 
 OPERATIONS: Sequence[Operation] = (

@@ -254,8 +254,17 @@ def test_a_long_step_that_was_announced_is_no_hang():
 
 def test_a_policys_hook_has_a_second():
     watched = Watched()
-    watched.culprit = Culprit("edf", "order_admissions", 1.0)
+    watched.culprit = Culprit("edf", "order_admissions", 0.0)
     assert watched.wait(60) == pytest.approx(HOOK_S + 0.1)
+
+
+def test_a_hook_that_was_called_after_a_long_pass_has_its_second_too():
+    watched = Watched()
+    watched.patience_s = 10.0
+    assert watched.wait(8) is None
+    watched.culprit = Culprit("edf", "order_admissions", watched.now_s)
+    assert watched.wait(0.9) is None
+    assert watched.wait(0.3) is not None
 
 
 def test_time_that_this_process_did_not_get_is_nobodys_silence():
