@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cadenza.checkpoints import CheckpointError
 from cadenza.engine.models.families import Activation, Family
-from cadenza.engine.models.rope import Rope
+from cadenza.engine.models.rope import PerFrequency, Rope
 from cadenza.wire.messages import SamplingDefaults
 
 _MOST_POSITIONS = 1 << 22  # rotary tables of 1 GiB for a head of 64
@@ -66,12 +66,13 @@ def check_config(where: str, config: DecoderConfig) -> DecoderConfig:
         if getattr(config, field) < 1:
             raise CheckpointError(f"{where}: {field} is {getattr(config, field)}, not positive.")
     numbers = [(field, getattr(config, field)) for field in ("norm_eps", "scale")]
-    numbers += [("rope_theta", rope.theta) for rope in config.ropes]
     softcaps = ("attention_softcap", "logits_softcap")
     numbers += [(field, cap) for field in softcaps if (cap := getattr(config, field)) is not None]
     for field, value in numbers:
         if not isinstance(value, int | float) or not 0 < value < math.inf:
             raise CheckpointError(f"{where}: {field} is {value!r}, not a positive number.")
+    for rope in config.ropes:
+        _check_rope(where, rope, config.head_dim)
     for window in config.windows:
         if window is not None and (not isinstance(window, int) or window < 1):
             raise CheckpointError(f"{where}: the window is {window!r}, not a number of tokens.")
@@ -88,14 +89,24 @@ def check_config(where: str, config: DecoderConfig) -> DecoderConfig:
             f"{where}: a head of {config.head_dim} and a context of {config.max_positions}"
             " are not usable."
         )
-    for rope in config.ropes:
-        if rope.rotated < 2 or rope.rotated % 2 or rope.rotated > config.head_dim:
-            raise CheckpointError(
-                f"{where}: rotating {rope.rotated} of {config.head_dim} dimensions is not possible."
-            )
     for kind, lengths in (("windows", config.windows), ("rotary positions", config.ropes)):
         if len(lengths) != config.num_layers:
             raise CheckpointError(
                 f"{where}: {len(lengths)} layers have {kind}, but there are {config.num_layers}."
             )
     return config
+
+
+def _check_rope(where: str, rope: Rope, head_dim: int) -> None:
+    if not isinstance(rope.theta, int | float) or not 1 < rope.theta < math.inf:
+        raise CheckpointError(f"{where}: rope_theta is {rope.theta!r}, not a number above 1.")
+    if rope.rotated < 2 or rope.rotated % 2 or rope.rotated > head_dim:
+        raise CheckpointError(
+            f"{where}: rotating {rope.rotated} of {head_dim} dimensions is not possible."
+        )
+    scaling = rope.scaling
+    if isinstance(scaling, PerFrequency) and 2 * len(scaling.factors) != rope.rotated:
+        raise CheckpointError(
+            f"{where}: {len(scaling.factors)} rotary frequencies have a factor, but there are"
+            f" {rope.rotated // 2}."
+        )

@@ -89,7 +89,7 @@ def _described(
         has_qkv_bias=family.has_qkv_bias or attention_bias,
         has_output_bias=attention_bias,
         has_mlp_bias=bool(getattr(config, "mlp_bias", False)),
-        scale=_scale(config, head_dim),
+        scale=_scale(where, config, head_dim),
         attention_softcap=config.attn_logit_softcapping if family.has_softcaps else None,
         logits_softcap=getattr(config, "final_logit_softcapping", None),
         ropes=_ropes(where, config, head_dim, max_positions),
@@ -114,8 +114,15 @@ def _activation(where: str, config: Any) -> Activation:
         raise CheckpointError(f"{where}: the activation {name!r} is not supported.") from error
 
 
-def _scale(config: Any, head_dim: int) -> float:
-    return 1.0 / math.sqrt(getattr(config, "query_pre_attn_scalar", None) or head_dim)
+def _scale(where: str, config: Any, head_dim: int) -> float:
+    width = getattr(config, "query_pre_attn_scalar", None) or head_dim
+    return 1.0 / math.sqrt(_positive(where, "query_pre_attn_scalar", width))
+
+
+def _positive(where: str, name: str, value: Any) -> float:
+    if not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise CheckpointError(f"{where}: {name} is {value!r}, not a positive number.")
+    return value
 
 
 def _windows(where: str, family: Family, config: Any) -> tuple[int | None, ...]:
@@ -159,62 +166,86 @@ def _ropes(where: str, config: Any, head_dim: int, max_positions: int) -> tuple[
 def _rope(
     where: str, config: Any, parameters: dict[str, Any], head_dim: int, max_positions: int
 ) -> Rope:
+    scaling = _Scaling(where, config, parameters)
+    share = scaling.number("partial_rotary_factor", 1.0)
     return Rope(
         theta=parameters["rope_theta"],
-        rotated=int(head_dim * parameters.get("partial_rotary_factor", 1.0)),
-        scaling=_scaling(where, config, parameters, max_positions),
+        rotated=int(head_dim * share),
+        scaling=scaling.read(max_positions),
     )
 
 
-def _scaling(
-    where: str, config: Any, parameters: dict[str, Any], max_positions: int
-) -> Scaling | None:
-    match parameters.get("rope_type", "default"):
-        # dynamic scaling begins where the context that we serve ends
-        case "default" | "dynamic":
-            return None
-        case "linear":
-            return Linear(parameters["factor"])
-        case "llama3":
-            return Llama3(
-                factor=parameters["factor"],
-                low_freq_factor=parameters["low_freq_factor"],
-                high_freq_factor=parameters["high_freq_factor"],
-                original_max_positions=parameters["original_max_position_embeddings"],
+class _Scaling:
+    """Rotary scaling, from the parameters that config.json has for it."""
+
+    def __init__(self, where: str, config: Any, parameters: dict[str, Any]) -> None:
+        self._where = where
+        self._config = config
+        self._parameters = parameters
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """Return a positive number. Raises KeyError where it is missing without a default."""
+        value = self._parameters.get(name)
+        if value is None and default is not None:
+            return default
+        return _positive(self._where, f"{name} of rotary positions", self._parameters[name])
+
+    def read(self, max_positions: int) -> Scaling | None:
+        match self._parameters.get("rope_type", "default"):
+            # dynamic scaling begins where the context that we serve ends
+            case "default" | "dynamic":
+                return None
+            case "linear":
+                return Linear(self.number("factor"))
+            case "llama3":
+                return self._llama3()
+            case "yarn":
+                return self._yarn()
+            case "longrope":
+                return self._longrope(max_positions)
+            case kind:
+                raise CheckpointError(
+                    f"{self._where}: rotary scaling of the type {kind!r} is not supported."
+                )
+
+    def _llama3(self) -> Llama3:
+        low, high = self.number("low_freq_factor"), self.number("high_freq_factor")
+        if low >= high:
+            raise CheckpointError(
+                f"{self._where}: low_freq_factor of rotary positions is {low}, not under"
+                f" high_freq_factor, {high}."
             )
-        case "yarn":
-            return _yarn(parameters)
-        case "longrope":
-            return _longrope(config, parameters, max_positions)
-        case kind:
-            raise CheckpointError(f"{where}: rotary scaling of the type {kind!r} is not supported.")
+        return Llama3(
+            factor=self.number("factor"),
+            low_freq_factor=low,
+            high_freq_factor=high,
+            original_max_positions=self.number("original_max_position_embeddings"),
+        )
 
-
-def _yarn(parameters: dict[str, Any]) -> Yarn:
-    factor = parameters["factor"]
-    attention_factor = parameters.get("attention_factor")
-    if attention_factor is None:
-        over, under = parameters.get("mscale"), parameters.get("mscale_all_dim")
-        attention_factor = yarn_attention_factor(factor)
+    def _yarn(self) -> Yarn:
+        factor = self.number("factor")
+        over, under = self._parameters.get("mscale"), self._parameters.get("mscale_all_dim")
+        usual = yarn_attention_factor(factor)
         if over and under:
-            attention_factor = yarn_attention_factor(factor, over) / yarn_attention_factor(
-                factor, under
-            )
-    return Yarn(
-        factor=factor,
-        original_max_positions=parameters["original_max_position_embeddings"],
-        beta_fast=parameters.get("beta_fast") or 32.0,
-        beta_slow=parameters.get("beta_slow") or 1.0,
-        truncate=parameters.get("truncate", True),
-        attention_factor=attention_factor,
-    )
+            over, under = self.number("mscale"), self.number("mscale_all_dim")
+            usual = yarn_attention_factor(factor, over) / yarn_attention_factor(factor, under)
+        return Yarn(
+            factor=factor,
+            original_max_positions=self.number("original_max_position_embeddings"),
+            beta_fast=self.number("beta_fast", 32.0),
+            beta_slow=self.number("beta_slow", 1.0),
+            truncate=bool(self._parameters.get("truncate", True)),
+            attention_factor=self.number("attention_factor", usual),
+        )
 
-
-def _longrope(config: Any, parameters: dict[str, Any], max_positions: int) -> PerFrequency:
-    original = parameters["original_max_position_embeddings"]
-    attention_factor = parameters.get("attention_factor")
-    if attention_factor is None:
-        factor = parameters.get("factor") or config.max_position_embeddings / original
-        attention_factor = longrope_attention_factor(factor, original)
-    factors = parameters["long_factor" if max_positions > original else "short_factor"]
-    return PerFrequency(factors=tuple(factors), attention_factor=attention_factor)
+    def _longrope(self, max_positions: int) -> PerFrequency:
+        original = self.number("original_max_position_embeddings")
+        factor = self.number("factor", self._config.max_position_embeddings / original)
+        name = "long_factor" if max_positions > original else "short_factor"
+        factors = self._parameters[name]
+        return PerFrequency(
+            factors=tuple(_positive(self._where, name, one) for one in factors),
+            attention_factor=self.number(
+                "attention_factor", longrope_attention_factor(factor, original)
+            ),
+        )

@@ -13,7 +13,7 @@ _MOST_TOP_K = 2**31 - 1
 # As much as a client may ask for
 _RANGES: dict[str, tuple[float, float]] = {
     "temperature": (0.0, 100.0),
-    "top_k": (0, _MOST_TOP_K),
+    "top_k": (-1, _MOST_TOP_K),  # -1 and 0 are off
     "top_p": (1e-9, 1.0),
     "min_p": (0.0, 1.0),
     "repetition_penalty": (0.01, 100.0),
@@ -50,7 +50,7 @@ def _defaults(where: str, found: Mapping[str, tuple[str, Any]]) -> SamplingDefau
             or not low <= value <= high
         ):
             raise CheckpointError(f"{where}: {told_as} is {value!r}, not from {low} to {high}.")
-        settings[name] = int(value) if name == "top_k" else float(value)
+        settings[name] = max(int(value), 0) if name == "top_k" else float(value)
     return SamplingDefaults(**settings)
 
 

@@ -109,7 +109,9 @@ class _Description:
             head_dim=self._head_dim,
             norm_eps=numbers.real("attention.layer_norm_rms_epsilon"),
             activation=family.activation,
-            has_qkv_bias=self._has("attn_q.bias") or self._has("attn_qkv.bias"),
+            has_qkv_bias=family.has_qkv_bias
+            or self._has("attn_q.bias")
+            or self._has("attn_qkv.bias"),
             has_output_bias=self._has("attn_output.bias"),
             has_mlp_bias=self._has("ffn_down.bias"),
             scale=self._scale(),

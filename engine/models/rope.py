@@ -63,7 +63,7 @@ class Llama3:
     factor: float
     low_freq_factor: float
     high_freq_factor: float
-    original_max_positions: int
+    original_max_positions: float
     attention_factor: float = 1.0
 
     def scaled(self, frequencies: Tensor, theta: float) -> Tensor:
@@ -81,7 +81,7 @@ class Yarn:
     """
 
     factor: float
-    original_max_positions: int
+    original_max_positions: float
     beta_fast: float = 32.0  # turns within the original context; what turns more often is kept
     beta_slow: float = 1.0
     truncate: bool = True  # whether the ramp begins and ends at whole dimensions
@@ -121,7 +121,7 @@ def yarn_attention_factor(factor: float, weight: float = 1.0) -> float:
     return 1.0 if factor <= 1.0 else 0.1 * weight * math.log(factor) + 1.0
 
 
-def longrope_attention_factor(factor: float, original_max_positions: int) -> float:
+def longrope_attention_factor(factor: float, original_max_positions: float) -> float:
     """Return sqrt(1 + ln(factor) / ln(original)), of https://arxiv.org/abs/2402.13753."""
     if factor <= 1.0:
         return 1.0

@@ -33,7 +33,9 @@ def transformers_model_config(folder: ModelFolder, architecture: str) -> ModelCo
     where, config = str(folder.path), transformers_config(folder)
     _refuse(where, architecture, config)
     try:
-        return ModelConfig(
+        if config.num_attention_heads < 1:
+            raise CheckpointError(f"{where}: there are no attention heads.")
+        described = ModelConfig(
             architecture=architecture,
             vocab_size=config.vocab_size,
             num_layers=config.num_hidden_layers,
@@ -46,6 +48,11 @@ def transformers_model_config(folder: ModelFolder, architecture: str) -> ModelCo
         )
     except AttributeError as error:
         raise CheckpointError(f"{where}: config.json has no {error.name!r}.") from error
+    for name in ("vocab_size", "num_layers", "num_kv_heads", "head_dim", "max_positions"):
+        size = getattr(described, name)
+        if not isinstance(size, int) or size < 1:
+            raise CheckpointError(f"{where}: {name} is {size!r}, not positive.")
+    return described
 
 
 def _refuse(where: str, architecture: str, config: Any) -> None:

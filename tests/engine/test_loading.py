@@ -156,6 +156,33 @@ BROKEN_FOLDERS: dict[str, tuple[Damage, str]] = {
         lambda f: configure(f, rope_parameters={**DEFAULT_ROPE, "rope_type": "proportional"}),
         "rotary scaling of the type 'proportional' is not supported",
     ),
+    **{
+        f"{kind} scaling with {change}": (
+            lambda f, kind=kind, change=change: configure(
+                f,
+                rope_parameters={
+                    **DEFAULT_ROPE,
+                    **dict.fromkeys(("factor", "high_freq_factor"), 4.0),
+                    "low_freq_factor": 1.0,
+                    "original_max_position_embeddings": 64,
+                    **dict.fromkeys(("short_factor", "long_factor"), [1.0] * 5),
+                    "rope_type": kind,
+                    **change,
+                },
+            ),
+            problem,
+        )
+        for kind, change, problem in [
+            ("linear", {"factor": "x"}, "factor of rotary positions is 'x', not a positive"),
+            ("linear", {"factor": None}, "factor of rotary positions is None"),
+            ("yarn", {"beta_fast": -1}, "beta_fast of rotary positions is -1"),
+            ("yarn", {"mscale": "x", "mscale_all_dim": 1.0}, "mscale of rotary positions is 'x'"),
+            ("llama3", {"low_freq_factor": 4.0}, "is 4.0, not under high_freq_factor, 4.0"),
+            ("longrope", {"short_factor": [1.0] * 4}, "4 rotary frequencies have a factor, but"),
+            ("longrope", {"short_factor": ["x"] * 5}, "short_factor is 'x', not a positive"),
+            ("default", {"rope_theta": 1.0}, "rope_theta is 1.0, not a number above 1"),
+        ]
+    },
     "a theta that is no number": (
         lambda f: configure(f, rope_parameters={"rope_type": "default", "rope_theta": "x"}),
         "rope_theta is 'x'",

@@ -79,6 +79,12 @@ REFUSED: dict[str, tuple[Tiny, Change, str]] = {
         ),
         "LongRoPE is supported in Phi-3 models alone",
     ),
+    "no heads": (
+        OTHERS["GPT-NeoX"],
+        lambda f: configure(f, num_attention_heads=0, num_key_value_heads=0),
+        "",
+    ),
+    "no tokens": (OTHERS["OLMo2"], lambda f: configure(f, vocab_size=0), "vocab_size is 0"),
     "missing weight": (
         OTHERS["OLMo2"],
         lambda f: reweigh(f, NORM, None),
