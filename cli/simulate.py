@@ -22,7 +22,7 @@ from cadenza.policies.presets import PRESETS
 from cadenza.scheduler.config import SchedulerConfig
 from cadenza.simulator.engine import VirtualEngine
 from cadenza.simulator.errors import SimulatorError
-from cadenza.simulator.machines import LIMITS, Machine, machine_of
+from cadenza.simulator.machines import LIMITS, Machine, check_limits, machine_of
 from cadenza.simulator.page import page
 from cadenza.simulator.readers import read_trace
 from cadenza.simulator.run import Run
@@ -79,6 +79,8 @@ def run(source: str, options: SimulateOptions) -> int:
         ]
     except SimulatorError as error:
         raise UsageError(str(error)) from error
+    except MemoryError as error:
+        raise UsageError("these limits take more memory than there is") from error
     except KeyboardInterrupt:
         return 130  # as from a program that Ctrl-C ends
     targets = Targets(ttft_s=options.ttft_target, tpot_s=options.tpot_target)
@@ -137,6 +139,7 @@ def _limits(options: SimulateOptions, trace: Trace, machine: Machine) -> Schedul
 
     Raises:
         UsageError: nobody says how many blocks there are, or limits contradict each other.
+        SimulatorError: one of them is too large.
     """
     served = {} if options.like is None else _served(options.like)
     flags = {name: getattr(options, name) for name in LIMITS}
@@ -147,6 +150,7 @@ def _limits(options: SimulateOptions, trace: Trace, machine: Machine) -> Schedul
             f"nobody knows how many KV blocks {machine.name} has: --num-blocks, or --like with the "
             "address of a running service, says it. Results depend on it more than on policies"
         )
+    check_limits(known)
     longest = max(
         each.prompt_tokens + max(each.output_tokens, each.max_tokens, options.max_tokens)
         for each in trace.requests

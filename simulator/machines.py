@@ -16,14 +16,16 @@ from cadenza.simulator.step_time import StepTime, step_time_of
 FORMAT = "cadenza-machine"
 ROOFLINE = "roofline:"
 _VERSION = 1
-LIMITS = (
-    "num_blocks",
-    "block_size",
-    "num_host_blocks",
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "max_model_len",
-)
+
+# What an engine may be limited to, and the most of each
+LIMITS = {
+    "num_blocks": 1 << 26,
+    "block_size": 1 << 16,
+    "num_host_blocks": 1 << 26,
+    "max_num_seqs": 1 << 16,
+    "max_num_batched_tokens": 1 << 24,
+    "max_model_len": 1 << 24,
+}
 _MS = 1e-3
 _MAX_BYTES = 1 << 20
 
@@ -40,17 +42,30 @@ class Machine:
 
     def __post_init__(self) -> None:
         """Raises SimulatorError for a limit or a time that cannot be."""
-        for name, value in self.limits.items():
-            if name not in LIMITS:
-                raise SimulatorError(unknown("limit", name, LIMITS))
-            if type(value) is not int or value < 0:
-                raise SimulatorError(f"{name} must be a whole number, and is {quoted(value)}")
+        check_limits(self.limits)
         if not 0 <= self.copy_token_s < 1:
             raise SimulatorError(f"copy_token_s must be from 0 to 1, and is {self.copy_token_s:g}")
 
     def encoded(self) -> dict[str, Any]:
         """As `load_machine` reads it."""
         return {"format": FORMAT, "version": _VERSION, **dataclasses.asdict(self)}
+
+
+def check_limits(limits: Mapping[str, object]) -> None:
+    """Make sure that an engine may have these.
+
+    Raises:
+        SimulatorError: there is no such limit, or one is no whole number or too large.
+    """
+    for name, value in limits.items():
+        if name not in LIMITS:
+            raise SimulatorError(unknown("limit", name, LIMITS))
+        least = 0 if name == "num_host_blocks" else 1
+        if type(value) is not int or not least <= value <= LIMITS[name]:
+            raise SimulatorError(
+                f"{name} must be a whole number from {least} to {LIMITS[name]}, "
+                f"and is {quoted(value)}"
+            )
 
 
 def _milliseconds(knee: int, **values: float) -> StepTime:

@@ -63,7 +63,7 @@ class Run:
 
     @property
     def arrival_s(self) -> FloatArray:
-        return np.array([each.arrival_s for each in self.trace.requests])
+        return self.trace.arrival_s
 
     @property
     def ttft_s(self) -> FloatArray:
@@ -84,8 +84,7 @@ class Run:
     @property
     def is_whole(self) -> npt.NDArray[np.bool_]:
         """Whether a request got all that the trace has of it."""
-        wanted = np.array([each.output_tokens for each in self.trace.requests])
-        whole: npt.NDArray[np.bool_] = self.generated == wanted
+        whole: npt.NDArray[np.bool_] = self.generated == self.trace.output_tokens
         return whole
 
     @property

@@ -62,7 +62,7 @@ class Simulation:
         self._prompts = Prompts(trace)
         num = len(trace.requests)
         self._own = np.array([self._prompts.own(index) for index in range(num)], dtype=np.int32)
-        self._wanted = np.array([each.output_tokens for each in trace.requests], dtype=np.int64)
+        self._wanted = trace.output_tokens
         self._num_arrived = 0
         self._generated = np.zeros(num, dtype=np.int64)
         self._admitted_s, self._first_s, self._last_s = (np.full(num, np.nan) for _ in range(3))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -47,6 +48,16 @@ class Trace:
     requests: Sequence[TraceRequest]
     block_tokens: int = 0  # that a named block has; 0: no prompt has any
     notes: Sequence[str] = field(default_factory=tuple)  # what was done to it since it was read
+
+    @cached_property
+    def arrival_s(self) -> npt.NDArray[np.float64]:
+        """Of each request. Not to be written to."""
+        return np.array([each.arrival_s for each in self.requests])
+
+    @cached_property
+    def output_tokens(self) -> npt.NDArray[np.int64]:
+        """Of each request. Not to be written to."""
+        return np.array([each.output_tokens for each in self.requests], dtype=np.int64)
 
     @property
     def span_s(self) -> float:
@@ -91,7 +102,7 @@ class Trace:
 
     def jittered(self, seed: int) -> Trace:
         """Arrivals that the trace has at the same time, spread evenly up to the next ones."""
-        times = np.array([each.arrival_s for each in self.requests])
+        times = self.arrival_s
         distinct = np.unique(times)
         if len(distinct) < 2:
             return self

@@ -438,3 +438,13 @@ def test_the_engine_that_was_started_before_all_else_is_ended(
 
     assert status_of("serve", *arguments) == status
     assert ended == [True]
+
+
+def test_a_recording_that_cannot_be_is_told_before_anything_starts(
+    capsys: pytest.CaptureFixture[str],
+):
+    with pytest.raises(SystemExit) as left:
+        main(["serve", "demo", "--dry-run", "--record", "/nowhere/run.jsonl"])
+
+    assert left.value.code == 2
+    assert "/nowhere/run.jsonl cannot be written: No such file" in capsys.readouterr().err

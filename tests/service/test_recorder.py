@@ -115,12 +115,11 @@ def test_other_files_are_left_alone(tmp_path: Path):
     assert (tmp_path / "notes").read_text() == "mine\n"
 
 
-def test_a_full_disk_ends_the_recording_and_nothing_else():
-    recorder = Recorder.__new__(Recorder)
-    recorder._path, recorder._block_tokens, recorder._key = Path("full"), 4, b"k"
-    recorder._epoch_s = 0.0
-    with open("/dev/full", "ab", buffering=0) as full, capture_logs() as logs:
-        recorder._file = full  # type: ignore[assignment]
+def test_a_full_disk_ends_the_recording_and_nothing_else(tmp_path: Path):
+    recorder = Recorder(tmp_path / "run.jsonl", 4)
+    assert recorder._file is not None
+    recorder._file.close()
+    with open("/dev/full", "ab", buffering=0) as recorder._file, capture_logs() as logs:
         record(recorder, [1, 2, 3, 4])
         record(recorder, [1, 2, 3, 4])
 

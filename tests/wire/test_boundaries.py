@@ -27,6 +27,8 @@ def imported_by(module: str) -> set[str]:
         ("cadenza.scheduler.scheduler", {"torch", "cadenza.wire", "cadenza.engine"}),
         ("cadenza.policies.decisions", {"torch", "cadenza.scheduler", "cadenza.wire"}),
         ("cadenza.service.front", {"torch", "transformers", "cadenza.scheduler", "cadenza.engine"}),
+        ("cadenza.simulator.page", {"torch", "cadenza.wire", "cadenza.engine", "cadenza.service"}),
+        ("cadenza.cli.simulate", {"torch", "transformers", "cadenza.engine"}),
         ("cadenza.cli.main", {"torch", "transformers", "numpy", "grpc", "starlette", "asyncio"}),
     ],
 )
