@@ -88,8 +88,8 @@ struct Waiting {
     rows = t.rows;
   }
 
-  // All rows before `last`.
-  TARGET void finish_to(int64_t last) {
+  TARGET void finish_some(int64_t count) {
+    const int64_t last = row + count < rows ? row + count : rows;
     for (; row < last; ++row, y += y_stride) {
       if (outputs == kPanel)  // most often: a constant makes loops without a remainder
         finish_row(finish, sums[row], kPanel, y);
@@ -102,7 +102,7 @@ struct Waiting {
 thread_local Waiting waiting{};
 
 TARGET void end() {
-  waiting.finish_to(waiting.rows);
+  waiting.finish_some(waiting.rows);
   waiting.rows = 0;
   tile_rows = 0;
   _tile_release();
@@ -114,7 +114,6 @@ TARGET void multiply(const Tile& t, Waiting& former) {
   const int64_t steps = t.depth / kTileInputs;
   Ahead ahead(t, steps);
   const int64_t finish_step = (former.rows + steps - 1) / steps;
-  int64_t finished = 0;
   for (int64_t step = 0; step < steps; ++step) {
     ahead.fetch();
     _tile_loadd(6, first, t.stride);
@@ -130,8 +129,7 @@ TARGET void multiply(const Tile& t, Waiting& former) {
     first += kTileInputs / 2 * t.stride;
     second += kTileInputs / 2 * t.stride;
     x += 2 * kTileInputs;
-    finished += finish_step;
-    former.finish_to(finished < former.rows ? finished : former.rows);
+    if (former.row < former.rows) former.finish_some(finish_step);
   }
 }
 

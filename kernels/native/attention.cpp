@@ -270,7 +270,8 @@ struct Tasks {
     // Heads of a token are neighbours in the cache. They are read together where their queries are
     // few, and there is work for everybody all the same.
     const bool together = static_cast<int64_t>(pieces.size()) >= 4 * threads;
-    for (int64_t i = 0; i < static_cast<int64_t>(pieces.size()); ++i) {
+    // the last pieces see most: they come first, so that all threads end at about the same time
+    for (auto i = static_cast<int64_t>(pieces.size()) - 1; i >= 0; --i) {
       const bool few = pieces[i].count * a.heads <= kMostQueries;
       const int64_t heads = together && few ? a.kv_heads : 1;
       for (int64_t head = 0; head < a.kv_heads; head += heads) parts.push_back({i, head, heads});

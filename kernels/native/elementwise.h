@@ -53,6 +53,7 @@ TARGET inline void round_to_bfloat16(Floats& x) {
   x = x == x ? (Floats)nearest : (Floats)(Ints{} + 0x7fc00000);
 }
 
+// The upper halves.
 TARGET inline void store(const Floats& bfloats, uint16_t* to) {
   typedef uint16_t Halves __attribute__((vector_size(32)));
   const Halves halves = __builtin_convertvector((Ints)bfloats >> 16, Halves);

@@ -9,7 +9,7 @@
 namespace cadenza {
 namespace {
 
-constexpr int64_t kTaskRows = 256;           // most rows of a task: several tiles use a cached panel
+constexpr int64_t kTaskRows = 256;  // most rows of a task: several tiles use a cached panel
 
 int64_t written_bytes(Finish finish, int64_t outputs) {
   switch (finish) {
@@ -25,12 +25,10 @@ int64_t written_bytes(Finish finish, int64_t outputs) {
 }
 
 // Few rows: as wide as the sums of all of them fit the registers, so that weights pass once.
-bool is_wide(const Kernel& kernel, int64_t rows) {
-  return kernel.wide_rows && (rows <= kernel.wide_rows || rows > kernel.narrow_rows);
-}
-
 int64_t tile_width(const Kernel& kernel, int64_t rows) {
-  return is_wide(kernel, rows) ? 2 * kPanel : kPanel;
+  const bool is_wide =
+      kernel.wide_rows && (rows <= kernel.wide_rows || rows > kernel.narrow_rows);
+  return is_wide ? 2 * kPanel : kPanel;
 }
 
 // A task is some rows and one tile's outputs, and the rows of an output come one after another.
@@ -113,10 +111,10 @@ void Product::run(int32_t threads) const {
       const_cast<Tasks*>(&tasks));
 }
 
-void Product::compute(int64_t first_row, int64_t last_row, int64_t output, const char* ahead) const {
-  const bool wide = is_wide(*kernel, rows);
-  const int64_t tile_rows = wide ? kernel->wide_rows : kernel->narrow_rows;
-  const int64_t width = wide ? 2 * kPanel : kPanel;
+void Product::compute(int64_t first_row, int64_t last_row, int64_t output,
+                      const char* ahead) const {
+  const int64_t width = tile_width(*kernel, rows);
+  const int64_t tile_rows = width > kPanel ? kernel->wide_rows : kernel->narrow_rows;
   const int64_t panel_bytes = weight.panel_bytes(dtype);
   // tiles of about equal height: a last one of a row would read the panel for little
   const int64_t count = last_row - first_row;
@@ -126,10 +124,19 @@ void Product::compute(int64_t first_row, int64_t last_row, int64_t output, const
   for (int64_t i = 0; i < tiles; ++i) {
     const int64_t row = first_row + count * i / tiles;
     const int64_t height = first_row + count * (i + 1) / tiles - row;
-    kernel->tile({x + row * x_stride, x_stride, {from, from + kHalfBytes, from + panel_bytes, from + panel_bytes + kHalfBytes}, 2 * kHalfBytes,
-                  padded_depth(weight.inputs, dtype), y + row * y_stride + written_bytes(finish, output),
-                  y_stride, height, std::min(width, weight.outputs - output), finish,
-                  ahead == nullptr ? nullptr : ahead + i * ahead_bytes, ahead_bytes});
+    char* to = y + row * y_stride + written_bytes(finish, output);
+    kernel->tile({x + row * x_stride,
+                  x_stride,
+                  {from, from + kHalfBytes, from + panel_bytes, from + panel_bytes + kHalfBytes},
+                  2 * kHalfBytes,
+                  padded_depth(weight.inputs, dtype),
+                  to,
+                  y_stride,
+                  height,
+                  std::min(width, weight.outputs - output),
+                  finish,
+                  ahead == nullptr ? nullptr : ahead + i * ahead_bytes,
+                  ahead_bytes});
   }
 }
 

@@ -43,7 +43,9 @@ struct Product {
   void end() const;
 
   // The packed weight of an output and those after it; the output begins a panel.
-  const char* panel(int64_t output) const { return weight.panels + output / kPanel * weight.panel_bytes(dtype); }
+  const char* panel(int64_t output) const {
+    return weight.panels + output / kPanel * weight.panel_bytes(dtype);
+  }
 };
 
 }  // namespace cadenza

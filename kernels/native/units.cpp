@@ -36,7 +36,8 @@ void weigh_by_tiles(const Kernel& kernel, int32_t dtype, const Weighing& w) {
         const char* half = w.units[unit] + dim / kHalf * kHalfBytes;
         float* y = w.attended + row * w.dims + dim;
         kernel.tile({x, kKeyTile * size, {half, half + kHalfBytes}, 4 * w.dims, kUnit,
-                     reinterpret_cast<char*>(y), y_stride, count, kPanel, Finish::kAdd, nullptr, 0});
+                     reinterpret_cast<char*>(y), y_stride, count, kPanel, Finish::kAdd, nullptr,
+                     0});
       }
     }
   });
