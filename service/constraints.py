@@ -92,6 +92,8 @@ def with_bad_words(sampling: Sampling, words: Sequence[Sequence[int]], vocab_siz
     """
     if not all(words):
         raise InvalidRequest("bad_words has a word without tokens.", "bad_words")
+    # a tokenizer may have tokens that the model does not, which never come anyway
+    words = [word for word in words if max(word) < vocab_size]
     forbidden = {word[-1] for word in words}.union(sampling.ending_ids)
     allowed = view_ids(sampling.allowed_ids)
     is_none_left = (

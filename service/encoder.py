@@ -34,8 +34,8 @@ class Encoder:
         """The ids of the request's prompt, truncated where it says so.
 
         Raises:
-            InvalidRequest: so many characters cannot fit the context, or the model's template
-                refuses the messages.
+            InvalidRequest: so many characters cannot fit the context, the model's template refuses
+                the messages, or the model does not know a token of the tokenizer's.
         """
         prompt = request.prompt
         if prompt.token_ids is not None and prompt.former is None:
@@ -48,7 +48,17 @@ class Encoder:
                 prompt.field,
             )
         room = ready.max_model_len - request.least_room
-        return await self._aside(self._encoded, prompt, max_chars, room)
+        ids = await self._aside(self._encoded, prompt, max_chars, room)
+        # Where a tokenizer was given tokens that the model has no rows for
+        if (
+            self._tokenizer.vocab_size > ready.vocab_size
+            and max(ids, default=0) >= ready.vocab_size
+        ):
+            raise InvalidRequest(
+                f"The prompt has token {max(ids)}, but the model knows {ready.vocab_size} alone.",
+                prompt.field,
+            )
+        return ids
 
     async def options(self, request: CheckedRequest, ids: Sequence[int]) -> TextOptions:
         """What of the request's tokens is told as text, with what it echoes of a prompt's `ids`."""

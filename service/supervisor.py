@@ -13,6 +13,7 @@ from cadenza.policies.blame import Culprit
 from cadenza.policies.builtin import DEFAULTS
 from cadenza.service.engine_client import EngineClient
 from cadenza.service.engine_process import EngineProcess, start_engine
+from cadenza.service.errors import EngineUnavailable
 from cadenza.service.metrics import Metrics
 from cadenza.service.watchdog import Watchdog
 from cadenza.wire.messages import EngineConfig
@@ -63,7 +64,10 @@ class Supervisor:
         The process that is there then is left to whoever stops it.
         """
         client = self._client
-        await client.ready()  # who cannot start at all is told so, and does not try again
+        try:
+            await client.ready()
+        except EngineUnavailable:
+            return  # what cannot start at all is not tried again; the client's failure says why
         client.watch_serving(self._note_serving)
         while True:
             hung = await self._lost()

@@ -12,7 +12,7 @@ import pytest
 
 from cadenza.policies.blame import Culprit
 from cadenza.service.engine_client import EngineClient
-from cadenza.service.errors import GenerationFailed
+from cadenza.service.errors import EngineUnavailable, GenerationFailed
 from cadenza.service.request import GenerationRequest
 from cadenza.service.supervisor import Supervisor
 from cadenza.service.watchdog import HEARTBEAT_S, HOOK_S, LOADING_S, Watchdog
@@ -169,6 +169,16 @@ def test_too_many_deaths_within_a_minute_are_the_end(run, open_front):
             assert front.generator.metrics.engine_restarts == 4
 
     run(main())
+
+
+def test_an_engine_that_cannot_load_at_all_is_not_tried_again(run):
+    """Who serves is told by the client's failure, and needs no exception beside it."""
+
+    class Refused:
+        async def ready(self) -> None:
+            raise EngineUnavailable("the weight 'x' is missing")
+
+    run(Supervisor(Refused(), None, EngineConfig, None).run())
 
 
 def test_an_engine_that_cannot_load_again_uses_the_budget_up(run, open_front):
