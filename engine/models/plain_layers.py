@@ -109,6 +109,7 @@ class PlainLayers:
             block_size=cache.shape.block_size,
             group=self._config.num_heads // self._config.num_kv_heads,
             head_dim=self._config.head_dim,
+            kv_heads=self._config.num_kv_heads,
             device=device,
             workspace=self._workspace,
             window=window,

@@ -1,8 +1,8 @@
 """Causal attention of new tokens over keys and values that lie in cache blocks.
 
 The layout of a step (which tokens, which blocks, what is hidden) is computed once a step by
-`plan_attention` and shared by all layers. On CUDA, rows with one new token go through the Triton
-kernel; all else goes through the reference.
+`plan_attention` and shared by all layers. Where Triton computes, as on CUDA, its kernels do all of
+it; elsewhere the reference does.
 """
 
 from __future__ import annotations
@@ -10,13 +10,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from cadenza.kernels.paged_attention.layout import AttentionLayout, DecodeRows, plan_attention
+from cadenza.kernels.paged_attention.layout import AttentionLayout, plan_attention
 from cadenza.kernels.paged_attention.reference import paged_attention_reference
 from cadenza.kernels.paged_attention.workspace import Workspace
 
 __all__ = [
     "AttentionLayout",
-    "DecodeRows",
     "Workspace",
     "paged_attention",
     "paged_attention_reference",
@@ -33,9 +32,10 @@ def paged_attention(
     written. `scale` multiplies the scores before the softmax.
     """
     out = torch.empty_like(queries)
-    if layout.decode is not None:
-        from cadenza.kernels.paged_attention.triton import paged_decode
+    if layout.tiles:
+        from cadenza.kernels.paged_attention.triton import paged_attention_triton
 
-        paged_decode(queries, cache, layout.decode, scale, out)
+        for tiles in layout.tiles:
+            paged_attention_triton(queries, cache, tiles, scale, out, layout.window, layout.softcap)
     paged_attention_reference(queries, cache, layout, scale, out)
     return out

@@ -17,8 +17,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from cadenza.kernels.paged_attention.query_tiles import QueryTiles, plan_tiles
 from cadenza.kernels.paged_attention.tiles import KEY_TILE, padded_rows, piece_lengths
 from cadenza.kernels.paged_attention.workspace import Workspace
+from cadenza.kernels.triton_backend import uses_triton
 
 # Query-key pairs a batch may have for one KV head: chosen by sweep.
 _BATCH_PAIRS = 1 << 13
@@ -41,20 +43,13 @@ class PieceBatch:
     targets: Tensor  # [tokens] int64, the tokens of the real ones
 
 
-class DecodeRows(NamedTuple):
-    """Rows with one new token, for the decode kernel."""
-
-    tokens: Tensor  # [rows] int32, index of the token
-    lengths: Tensor  # [rows] int32, keys to attend to, the new one counted
-    block_tables: Tensor  # [rows, most blocks] int32
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionLayout:
     """All that attention needs to know of a step."""
 
-    batches: tuple[PieceBatch, ...]
-    decode: DecodeRows | None  # None: decoding rows are among the batches
+    batches: tuple[PieceBatch, ...]  # for the reference, or:
+    tiles: tuple[QueryTiles, ...]  # for Triton
+    window: int | None  # how many tokens one sees, itself among them; None: all before it
     softcap: float | None  # what bounds scores; None: nothing
     workspace: Workspace
 
@@ -84,25 +79,36 @@ def plan_attention(
     head_dim: int,
     device: torch.device,
     workspace: Workspace,
+    kv_heads: int,
     window: int | None = None,
     softcap: float | None = None,
+    invariant: bool = False,
 ) -> AttentionLayout:
     """Lay out one step. Rows lie one after another, `num_new[i]` tokens each.
 
     num_context, num_new: [rows]; block_tables: [rows, blocks]; group: query heads a KV head;
     window: how many tokens one sees, itself among them, None: all before it; softcap: what bounds
-    scores, None: nothing. One workspace may serve many steps, one after another.
+    scores, None: nothing; invariant: whether Triton has to keep a token's bits whatever else is in
+    the batch, as the reference always does. One workspace may serve many steps, one after another.
     """
-    decode = None
+    if uses_triton(device):
+        tiles = plan_tiles(
+            num_context,
+            num_new,
+            block_tables,
+            kv_heads=kv_heads,
+            group=group,
+            head_dim=head_dim,
+            device=device,
+            invariant=invariant,
+        )
+        return AttentionLayout(
+            batches=(), tiles=tiles, window=window, softcap=softcap, workspace=workspace
+        )
     first_tokens = np.cumsum(num_new) - num_new
-    rows: IntArray = np.arange(len(num_new))
-    if device.type == "cuda" and window is None and softcap is None:  # the kernel has neither
-        decoding = num_new == 1
-        decode = _decode_rows(decoding, first_tokens, num_context, block_tables, device)
-        rows = np.flatnonzero(~decoding)
-    lengths = piece_lengths(group, head_dim) if device.type == "cpu" else (1, 4, 16, 64)
+    lengths = piece_lengths(group, head_dim)
     by_length: dict[int, list[_Piece]] = {length: [] for length in lengths}
-    for row in rows.tolist():
+    for row in range(len(num_new)):
         for piece in _cut(
             row, int(first_tokens[row]), int(num_context[row]), int(num_new[row]), lengths[-1]
         ):
@@ -113,29 +119,10 @@ def plan_attention(
             for length, pieces in by_length.items()
             for batch in _batches(pieces, length)
         ),
-        decode=decode,
+        tiles=(),
+        window=window,
         softcap=softcap,
         workspace=workspace,
-    )
-
-
-def _decode_rows(
-    decoding: npt.NDArray[np.bool_],
-    first_tokens: IntArray,
-    num_context: IntArray,
-    block_tables: IntArray,
-    device: torch.device,
-) -> DecodeRows | None:
-    if not decoding.any():
-        return None
-
-    def to_device(array: IntArray) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array, dtype=np.int32)).to(device)
-
-    return DecodeRows(
-        tokens=to_device(first_tokens[decoding]),
-        lengths=to_device(num_context[decoding] + 1),
-        block_tables=to_device(block_tables[decoding]),
     )
 
 

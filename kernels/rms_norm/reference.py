@@ -18,3 +18,11 @@ def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     dtype = torch.promote_types(x.dtype, weight.dtype)
     scaled = torch.nn.functional.rms_norm(x.to(dtype), weight.shape, weight.to(dtype), eps)
     return scaled.to(x.dtype)
+
+
+def add_rms_norm_reference(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Return x + residual, normalised and itself; the sum is rounded to their dtype before."""
+    total = x + residual
+    return rms_norm_reference(total, weight, eps), total

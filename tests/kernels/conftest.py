@@ -97,9 +97,7 @@ class PagedStep:
     cache: Tensor  # [num_blocks, 2, block_size, kv_heads, head_dim]
     block_tables: np.ndarray
 
-    def layout(
-        self, device: str = "cpu", window: int | None = None, softcap: float | None = None
-    ) -> AttentionLayout:
+    def layout(self, window: int | None = None, softcap: float | None = None) -> AttentionLayout:
         num_new = np.array(self.num_new)
         return plan_attention(
             np.array(self.lengths) - num_new,
@@ -108,10 +106,11 @@ class PagedStep:
             block_size=self.cache.shape[2],
             group=self.queries.shape[1] // self.cache.shape[3],
             head_dim=self.queries.shape[2],
-            device=torch.device(device),
+            device=torch.device("cpu"),
             workspace=Workspace(),
             window=window,
             softcap=softcap,
+            kv_heads=self.cache.shape[3],
         )
 
     def exact(
