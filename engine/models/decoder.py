@@ -19,6 +19,7 @@ from cadenza.kernels.decoder_layers import DecoderShape, LayerWeights, NativeLay
 from cadenza.kernels.linear import Weight, linear, pack
 from cadenza.kernels.rms_norm import rms_norm
 from cadenza.kernels.rotary_embedding import rotary_tables
+from cadenza.kernels.triton_backend import uses_triton
 from cadenza.kernels.soft_cap import soft_capped_
 
 _EMBEDDING = "model.embed_tokens.weight"
@@ -130,7 +131,8 @@ def has_native_layers(config: DecoderConfig, dtype: torch.dtype, device: torch.d
         or len(set(config.ropes)) > 1
         or config.ropes[0].rotated != config.head_dim
     )
-    return not has_more and is_supported(_shape(config), dtype, device)
+    is_native = not uses_triton(device) and is_supported(_shape(config), dtype, device)
+    return is_native and not has_more
 
 
 def _shape(config: DecoderConfig) -> DecoderShape:

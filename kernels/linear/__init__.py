@@ -14,6 +14,7 @@ from torch import Tensor
 
 from cadenza.kernels.linear import native, onednn
 from cadenza.kernels.linear.reference import linear_reference
+from cadenza.kernels.triton_backend import uses_triton
 
 __all__ = ["Weight", "backend", "linear", "linear_reference", "pack"]
 
@@ -42,7 +43,7 @@ class _TiledWeight:
 
 
 class _LibraryWeight(_TiledWeight):
-    """One library call, not row-invariant: what CUDA uses."""
+    """One library call, not row-invariant: what is used beside Triton."""
 
     def multiply(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         return torch.nn.functional.linear(x, self._weight).to(dtype or x.dtype)
@@ -59,7 +60,7 @@ def pack(weight: Tensor) -> Weight:
     """Prepare a weight [out_features, in_features]; the result may share its memory."""
     if weight.ndim != 2:
         raise ValueError(f"a weight has 2 dimensions, not {weight.ndim}")
-    if weight.device.type != "cpu":
+    if uses_triton(weight.device):
         return _LibraryWeight(weight)
     if native.is_supported(weight.dtype):
         return native.PackedWeight(weight)

@@ -14,6 +14,7 @@ from cadenza.kernels.sampling.settings import (
     Int32Array,
     SettingsArray,
 )
+from cadenza.kernels.triton_backend import uses_triton
 
 __all__ = [
     "LEAST_TEMPERATURE",
@@ -31,6 +32,10 @@ def sample(logits: Tensor, settings: SettingsArray, shaped: Mapping[int, Tensor]
     [vocab_size] that it is sampled from instead. A row fails if there is NaN or +inf, or nothing
     above -inf, in either. Raises MemoryError.
     """
+    if uses_triton(logits.device):
+        from cadenza.kernels.sampling.triton import sample_triton
+
+        return sample_triton(logits, settings, shaped).cpu().numpy()
     if native.is_supported(logits):
         return native.sample(logits, settings, shaped)
     return sample_reference(logits, settings, shaped)

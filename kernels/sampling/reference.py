@@ -1,4 +1,4 @@
-"""Sampling in plain torch: this is the specification, and what other devices use.
+"""Sampling in plain torch: this is the specification.
 
 Filters apply in transformers' order: temperature, top-k, top-p, min-p; then the largest of logit +
 Gumbel noise is taken, which is a sample of the softmax over the kept tokens. Ties go to the lowest

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,6 +23,8 @@ from cadenza.kernels.paged_attention.query_tiles import (
 from cadenza.kernels.paged_attention.triton import paged_attention_triton
 from cadenza.kernels.rms_norm.triton import add_rms_norm_triton, rms_norm_triton
 from cadenza.kernels.rotary_embedding.triton import rotary_embedding_triton
+from cadenza.kernels.sampling import SETTINGS
+from cadenza.kernels.sampling.triton import sample_triton
 from cadenza.kernels.silu_mul.triton import silu_mul_triton
 
 _TOKENS = 64
@@ -95,6 +98,14 @@ def _silu_mul() -> None:
     silu_mul_triton(_tensor(_TOKENS, 2 * 14336))
 
 
+def _sampling(shares: dict[str, float]) -> Callable[[], object]:
+    settings = np.zeros(_TOKENS, dtype=SETTINGS)
+    for name, value in shares.items():
+        settings[name] = value
+    logits = _tensor(_TOKENS, 128256, dtype=torch.float32)
+    return lambda: sample_triton(logits, settings, {})
+
+
 LAUNCHES: dict[str, Callable[[], object]] = {
     "decode, 64 dimensions": _attention(64, 3, Splits(8, 0)),
     "decode, 128 dimensions": _attention(128, 4, Splits(8, 0)),
@@ -116,4 +127,6 @@ LAUNCHES: dict[str, Callable[[], object]] = {
     "16,384 wide, with residual": _add_rms_norm(16384),
     "40 heads of 128": _rotary_embedding,
     "14,336 wide": _silu_mul,
+    "128,256 tokens": _sampling({"temperature": 1.0, "top_p": 1.0}),
+    "128,256 tokens, top-k and top-p": _sampling({"temperature": 1.0, "top_p": 0.9, "top_k": 40}),
 }

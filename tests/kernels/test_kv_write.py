@@ -30,3 +30,14 @@ def test_tokens_land_in_their_slots_and_nowhere_else(
     kv_write(keys, values, cache[:, 1], blocks, offsets)
 
     assert same_bits(cache, expected)
+
+
+def test_a_token_of_a_negative_block_is_not_written() -> None:
+    cache = randn(3, 2, 4, 1, 6)
+    expected = cache.clone()
+    keys, values = randn(2, 1, 6, seed=1), randn(2, 1, 6, seed=2)
+    expected[1, 0, 3], expected[1, 1, 3] = keys[1], values[1]
+
+    kv_write(keys, values, cache, torch.tensor([-1, 1]), torch.tensor([2, 3]))
+
+    assert same_bits(cache, expected)

@@ -61,7 +61,7 @@ def _row(found: Resources) -> str:
     )
 
 
-@pytest.mark.parametrize("cases", ["paged_attention", "elementwise"])
+@pytest.mark.parametrize("cases", ["paged_attention", "elementwise", "sampling"])
 def test_interpreted_kernels_pass_their_cases(cases: str) -> None:
     _run_cases("not extra", cases, TRITON_INTERPRET="1")
 
