@@ -13,6 +13,7 @@
 #   make clients      load clients and libraries that nobody here wrote, each in a venv of its own;
 #                     ARGS="guidellm aiperf" chooses some, VLLM_VENV names a venv with vLLM's
 #   make bench-startup, make bench-front, make bench-decode
+#   make bench-kernels    floors of the Triton kernels on three GPUs, and times where there is one
 #   make bench-service    what a streamed token costs the front, and whether 2,000 streams hold
 #   make bench-policies   how long streams stand still under hostile policies
 #   make bench-orders     hit rates and times to first token under each order of admission
@@ -47,7 +48,7 @@ PACKAGES := $(FOLDERS) protos/cadenza/v1
 
 .PHONY: serve test check test-extra test-gpu soak soak-grpc chaos clients breaking protos install \
 	install-dev bench-startup bench-front bench-decode bench-orders bench-policies bench-scheduler \
-	bench-service bench-serving bench-simulator bench-simulated-engine clean
+	bench-kernels bench-service bench-serving bench-simulator bench-simulated-engine clean
 
 serve: install
 	@$(PYTHON) -m cadenza.cli serve demo $(ARGS)
@@ -114,6 +115,8 @@ bench-simulator: install-dev
 
 bench-simulated-engine: install-dev
 	$(PYTHON) benchmarks/simulated_engine.py $(ARGS)
+bench-kernels: install-dev
+	$(PYTHON) benchmarks/gpu_kernels.py
 
 bench-scheduler: install-dev
 	$(PYTHON) benchmarks/scheduler.py $(ARGS)

@@ -19,8 +19,8 @@ from cadenza.kernels.decoder_layers import DecoderShape, LayerWeights, NativeLay
 from cadenza.kernels.linear import Weight, linear, pack
 from cadenza.kernels.rms_norm import rms_norm
 from cadenza.kernels.rotary_embedding import rotary_tables
-from cadenza.kernels.triton_backend import uses_triton
 from cadenza.kernels.soft_cap import soft_capped_
+from cadenza.kernels.triton_backend import uses_triton
 
 _EMBEDDING = "model.embed_tokens.weight"
 

@@ -66,6 +66,7 @@ class PagedStep:
             block_size=self._cache.shape.block_size,
             group=queries.shape[1] // self._cache.shape.num_kv_heads,
             head_dim=queries.shape[2],
+            kv_heads=self._cache.shape.num_kv_heads,
             device=queries.device,
             workspace=self._workspace,
             window=window,

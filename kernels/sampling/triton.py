@@ -2,12 +2,11 @@
 
 As in reference.py: the largest of logit / temperature + Gumbel noise over the tokens that filters
 keep. A row's vocabulary is cut into pieces, which programs of their own look at. Filters are a cut:
-kept is what scores above it, and of what scores the same, the lowest ids up to some last one. The cut
-is found by bisection over the bits of the scaled logits, which are never positive, so that their
-magnitudes are ordered as integers. Sums are in fp64 and in one order. Noise is computed in fp64 from
-Philox's words and rounded, as on the CPU; fp32 logarithms of a GPU are off by more than the scores of
-likely winners differ.
-Source of Philox: Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC11
+kept is what scores above it, and of what scores the same, the lowest ids up to some last one. The
+cut is found by bisection over the bits of scaled logits, which are never positive, so that their
+magnitudes are ordered as integers. Sums are in fp64 and in one order. Noise is computed in fp64 and
+rounded, as on the CPU: a GPU's fp32 logarithms are off by more than the scores of likely winners
+differ. Source of Philox: Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC11
 """
 
 from __future__ import annotations
@@ -83,10 +82,8 @@ def _cut_where(  # type: ignore[no-untyped-def]
         step = tl.arange(0, _PARTS)
         bits = tl.minimum(low.to(tl.int64) + part.to(tl.int64) * (step + 1), cut).to(tl.int32)
         count, mass = _up_to(row_ptr, size, largest, temperature, bits, WINDOW)
-        if BY_MASS:
-            is_short = (mass < wanted) & (bits < cut)
-        else:
-            is_short = (count < wanted) & (bits < cut)
+        reached = mass if BY_MASS else count
+        is_short = (reached < wanted) & (bits < cut)
         num_short = tl.sum(is_short.to(tl.int32), 0)
         if num_short > 0:
             low_count = tl.sum(tl.where(step == num_short - 1, count, 0), 0)
@@ -138,7 +135,7 @@ def _cut_kernel(  # type: ignore[no-untyped-def]
     if top_p < 1.0:
         if not has_top_k:
             bits = tl.full([1], _INFINITE, tl.int32)
-            count, mass = _up_to(row_ptr, size, largest, temperature, bits, WINDOW)
+            _, mass = _up_to(row_ptr, size, largest, temperature, bits, WINDOW)
             total = tl.sum(mass, 0)
         most = cut
         cut, better, better_mass = _cut_where(
@@ -151,7 +148,7 @@ def _cut_kernel(  # type: ignore[no-untyped-def]
     tl.store(last_ids_ptr + row, last)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _weight(bits):  # type: ignore[no-untyped-def]
     """The exponential of minus the magnitude that has these bits."""
     return tl.exp(-bits.to(tl.float32, bitcast=True)).to(tl.float64)
@@ -177,7 +174,7 @@ def _last_tie(  # type: ignore[no-untyped-def]
     return last
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _gumbel(word):  # type: ignore[no-untyped-def]
     """-log(-log(1 - u)) of u = (word + 0.5) / 2^32 in fp32 and below 1; then in fp64."""
     uniform = tl.minimum((word.to(tl.float32) + 0.5) * 2.3283064365386963e-10, 0.99999994)

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import cache
 from hashlib import sha256
 
+import gguf
 import numpy as np
 import pytest
 import torch
+import transformers
 
 from cadenza.checkpoints.locate import locate
 from cadenza.engine.runner import ModelRunner, RunnerFacts, build_runner
@@ -105,6 +108,20 @@ def demo_fp32() -> DemoModel:
 def demo_auto() -> DemoModel:
     """In the type that this machine multiplies fast; emulated, a step takes seconds."""
     return load_demo("auto")
+
+
+@pytest.fixture(scope="session")
+def reference() -> torch.nn.Module:
+    """transformers' own model from the same file, dequantised to fp32."""
+    path = locate("demo").path
+    with pytest.MonkeyPatch.context() as patch:
+        # It reads the file, vocabulary and all, twice, and lists all names again for each module
+        for name in ("GGUFReader", "get_tensor_name_map"):
+            patch.setattr(gguf, name, cache(getattr(gguf, name)))
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            path.parent, gguf_file=path.name, dtype=torch.float32
+        )
+    return model.eval()
 
 
 def varied_prompts(num: int, longest: int) -> list[list[int]]:

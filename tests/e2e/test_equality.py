@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 
-import gguf
 import numpy as np
 import pytest
 import torch
-import transformers
 
-from cadenza.checkpoints.locate import locate
 from cadenza.policies.profile import Profile
 from tests.e2e.conftest import DemoModel, varied_prompts
 
@@ -68,20 +64,6 @@ def sixteen_at_once(demo_fp32: DemoModel, one_thread: None) -> Run:
     run = run_all(demo_fp32, NUM_TOKENS, max_num_seqs=16)
     assert not run.preempted
     return run
-
-
-@pytest.fixture(scope="module")
-def reference() -> torch.nn.Module:
-    """transformers' own model from the same file, dequantised to fp32."""
-    path = locate("demo").path
-    with pytest.MonkeyPatch.context() as patch:
-        # It reads the file, vocabulary and all, twice, and lists all names again for each module
-        for name in ("GGUFReader", "get_tensor_name_map"):
-            patch.setattr(gguf, name, cache(getattr(gguf, name)))
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            path.parent, gguf_file=path.name, dtype=torch.float32
-        )
-    return model.eval()
 
 
 @pytest.mark.timeout(240)  # the first also makes the run that all others compare with

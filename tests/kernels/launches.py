@@ -21,6 +21,8 @@ from cadenza.kernels.paged_attention.query_tiles import (
     prefill_query_rows,
 )
 from cadenza.kernels.paged_attention.triton import paged_attention_triton
+from cadenza.kernels.quantised_linear import QuantisedWeight
+from cadenza.kernels.quantised_linear.triton import quantised_linear_triton
 from cadenza.kernels.rms_norm.triton import add_rms_norm_triton, rms_norm_triton
 from cadenza.kernels.rotary_embedding.triton import rotary_embedding_triton
 from cadenza.kernels.sampling import SETTINGS
@@ -106,6 +108,13 @@ def _sampling(shares: dict[str, float]) -> Callable[[], object]:
     return lambda: sample_triton(logits, settings, {})
 
 
+def _quantised_linear(
+    rows: int, code: torch.dtype, dtype: torch.dtype = torch.bfloat16
+) -> Callable[[], object]:
+    weight = QuantisedWeight(_tensor(4096, 14336, dtype=code), _tensor(4096, dtype=torch.float32))
+    return lambda: quantised_linear_triton(_tensor(rows, 14336, dtype=dtype), weight)
+
+
 LAUNCHES: dict[str, Callable[[], object]] = {
     "decode, 64 dimensions": _attention(64, 3, Splits(8, 0)),
     "decode, 128 dimensions": _attention(128, 4, Splits(8, 0)),
@@ -127,6 +136,11 @@ LAUNCHES: dict[str, Callable[[], object]] = {
     "16,384 wide, with residual": _add_rms_norm(16384),
     "40 heads of 128": _rotary_embedding,
     "14,336 wide": _silu_mul,
+    "16 rows, int8": _quantised_linear(16, torch.int8),
+    "16 rows, fp8": _quantised_linear(16, torch.float8_e4m3fn),
+    "64 rows, int8": _quantised_linear(64, torch.int8),
+    "64 rows, fp8": _quantised_linear(64, torch.float8_e4m3fn),
+    "64 rows, fp8, fp32": _quantised_linear(64, torch.float8_e4m3fn, torch.float32),
     "128,256 tokens": _sampling({"temperature": 1.0, "top_p": 1.0}),
     "128,256 tokens, top-k and top-p": _sampling({"temperature": 1.0, "top_p": 0.9, "top_k": 40}),
 }

@@ -61,12 +61,15 @@ def _row(found: Resources) -> str:
     )
 
 
-@pytest.mark.parametrize("cases", ["paged_attention", "elementwise", "sampling"])
+@pytest.mark.parametrize(
+    "cases", ["paged_attention", "elementwise", "quantised_linear", "sampling"]
+)
 def test_interpreted_kernels_pass_their_cases(cases: str) -> None:
     _run_cases("not extra", cases, TRITON_INTERPRET="1")
 
 
 @pytest.mark.extra
+@pytest.mark.timeout(600)  # 25 s of a core, and more where it is shared
 @pytest.mark.parametrize("target", TARGETS)
 def test_kernels_compile_ahead_of_time_and_spill_nothing(target: int, tmp_path: Path) -> None:
     """The page's table of resources is what the compiler says."""
@@ -79,6 +82,23 @@ def test_kernels_compile_ahead_of_time_and_spill_nothing(target: int, tmp_path: 
         assert kernel.shared <= SHARED_LIMITS[target], kernel
         if re.match("decode", kernel.launch):
             assert kernel.registers <= 128, kernel
+
+
+@pytest.mark.extra
+@pytest.mark.timeout(600)  # 40 s of a core, and more where it is shared
+def test_interpreted_sampling_draws_what_the_cpu_draws() -> None:
+    _run_cases("extra", "sampling", TRITON_INTERPRET="1")
+
+
+@pytest.mark.extra
+def test_the_page_has_the_floors_that_the_benchmark_prints() -> None:
+    script = ROOT / "benchmarks" / "gpu_kernels.py"
+    code = f"import runpy; runpy.run_path({str(script)!r}, run_name='__main__')"
+    command = [sys.executable, "-P", "-c", code]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    told = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+
+    assert set(told.stdout.splitlines()) <= set(PAGE.read_text().splitlines())
 
 
 @pytest.mark.gpu
