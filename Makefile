@@ -115,6 +115,7 @@ bench-simulator: install-dev
 
 bench-simulated-engine: install-dev
 	$(PYTHON) benchmarks/simulated_engine.py $(ARGS)
+
 bench-kernels: install-dev
 	$(PYTHON) benchmarks/gpu_kernels.py
 

@@ -20,6 +20,7 @@ from tests.kernels.compiling import SHARED_LIMITS, TARGETS, Resources
 
 ROOT = Path(__file__).parents[2]
 CASES = ROOT / "tests" / "kernels" / "on_triton"
+ALL_CASES = sorted(path.stem for path in CASES.glob("*.py") if path.stem != "conftest")
 PAGE = ROOT / "docs" / "gpu-kernels.md"
 
 
@@ -61,11 +62,8 @@ def _row(found: Resources) -> str:
     )
 
 
-@pytest.mark.parametrize(
-    "cases", ["paged_attention", "elementwise", "quantised_linear", "sampling"]
-)
-def test_interpreted_kernels_pass_their_cases(cases: str) -> None:
-    _run_cases("not extra", cases, TRITON_INTERPRET="1")
+def test_interpreted_kernels_pass_their_cases() -> None:
+    _run_cases("not extra", *ALL_CASES, TRITON_INTERPRET="1")
 
 
 @pytest.mark.extra
@@ -85,9 +83,9 @@ def test_kernels_compile_ahead_of_time_and_spill_nothing(target: int, tmp_path: 
 
 
 @pytest.mark.extra
-@pytest.mark.timeout(600)  # 40 s of a core, and more where it is shared
-def test_interpreted_sampling_draws_what_the_cpu_draws() -> None:
-    _run_cases("extra", "sampling", TRITON_INTERPRET="1")
+@pytest.mark.timeout(600)  # 80 s of a core, and more where it is shared
+def test_interpreted_kernels_pass_their_slower_cases() -> None:
+    _run_cases("extra", *ALL_CASES, TRITON_INTERPRET="1")
 
 
 @pytest.mark.extra
@@ -104,6 +102,4 @@ def test_the_page_has_the_floors_that_the_benchmark_prints() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_kernels_pass_their_cases_on_a_gpu() -> None:
-    cases = sorted(path.stem for path in CASES.glob("*.py") if path.stem != "conftest")
-
-    _run_cases("extra or not extra", *cases)
+    _run_cases("extra or not extra", *ALL_CASES)

@@ -16,9 +16,7 @@ from cadenza.kernels.rms_norm import (
 from cadenza.kernels.rotary_embedding import rotary_embedding, rotary_embedding_reference
 from cadenza.kernels.silu_mul import silu_mul, silu_mul_reference
 from tests.kernels.conftest import assert_close, randn, same_bits
-from tests.kernels.on_triton.conftest import DEVICE, DTYPES, TOLERANCES, nans
-
-each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+from tests.kernels.on_triton.conftest import DEVICE, TOLERANCES, each_dtype, nans
 
 
 @each_dtype

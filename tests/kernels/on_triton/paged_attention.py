@@ -14,7 +14,7 @@ from torch import Tensor
 from cadenza.kernels.paged_attention.query_tiles import QueryTiles, Splits, plan_tiles
 from cadenza.kernels.paged_attention.triton import paged_attention_triton
 from tests.kernels.conftest import PagedStep, assert_close, randn, same_bits
-from tests.kernels.on_triton.conftest import DEVICE, DTYPES, TOLERANCES, nans
+from tests.kernels.on_triton.conftest import DEVICE, TOLERANCES, each_dtype, nans
 
 SCALE = 0.17
 MakeStep = Callable[..., PagedStep]
@@ -88,7 +88,7 @@ def exact(step: PagedStep, window: int | None = None, softcap: float | None = No
     return replace(step, queries=step.queries.cpu()).exact(SCALE, window, softcap)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@each_dtype
 @pytest.mark.parametrize("shape", SHAPES[:2], ids=str)
 def test_decodes_and_chunks_attend_as_the_exact_sum_does(
     shape: Shape, dtype: torch.dtype, make_step: MakeStep
@@ -100,7 +100,14 @@ def test_decodes_and_chunks_attend_as_the_exact_sum_does(
     assert_close("out", found, exact(step), TOLERANCES[dtype])
 
 
-@pytest.mark.parametrize("shape", SHAPES[2:], ids=str)
+@pytest.mark.parametrize(
+    "shape",
+    [
+        pytest.param(shape, marks=[pytest.mark.extra] * (nth > 0))
+        for nth, shape in enumerate(SHAPES[2:])
+    ],
+    ids=str,
+)
 def test_odd_shapes_attend_as_the_exact_sum_does(shape: Shape, make_step: MakeStep) -> None:
     rows = [(65, 1), (12, 3)]
     step = step_of(make_step, shape, torch.float32, rows)
@@ -110,7 +117,7 @@ def test_odd_shapes_attend_as_the_exact_sum_does(shape: Shape, make_step: MakeSt
     assert_close("invariant", found, exact(step), 2e-6)
 
 
-@pytest.mark.parametrize("window", [1, 64, 70])
+@pytest.mark.parametrize("window", [pytest.param(1, marks=pytest.mark.extra), 64, 70])
 def test_a_window_hides_what_lies_before_it(window: int, make_step: MakeStep) -> None:
     step = step_of(make_step, Shape(3, 1, 64, 16), torch.float32, [(135, 1), (70, 9)])
 

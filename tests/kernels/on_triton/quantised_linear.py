@@ -12,7 +12,7 @@ from cadenza.kernels.quantised_linear import (
     quantised_linear_reference,
 )
 from tests.kernels.conftest import assert_close, randn
-from tests.kernels.on_triton.conftest import DEVICE, DTYPES, TOLERANCES, nans
+from tests.kernels.on_triton.conftest import DEVICE, DTYPES, TOLERANCES, each_dtype, nans
 
 each_code = pytest.mark.parametrize("code", [torch.int8, torch.float8_e4m3fn], ids=str)
 
@@ -23,7 +23,7 @@ def weight_of(outputs: int, inputs: int, code: torch.dtype) -> QuantisedWeight:
 
 
 @each_code
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@each_dtype
 @pytest.mark.parametrize(("rows", "outputs", "inputs"), [(1, 1, 1), (17, 65, 130), (3, 9, 64)])
 def test_products_agree_with_the_reference(
     rows: int, outputs: int, inputs: int, dtype: torch.dtype, code: torch.dtype
