@@ -32,7 +32,7 @@ class Steps:
 class Tokens:
     """One element an output token, as they were sampled."""
 
-    request: npt.NDArray[np.int32]  # index in the trace
+    request: IntArray  # index in the trace
     time_s: FloatArray
 
 

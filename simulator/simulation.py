@@ -7,23 +7,19 @@ while a step is computed is met by the next one.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 
 from cadenza.policies.decisions import Decisions
 from cadenza.policies.profile import Profile
 from cadenza.scheduler.config import SchedulerConfig
-from cadenza.scheduler.decisions import Admitted, Finished, Preempted
 from cadenza.scheduler.plan import StepOutcome, StepPlan, StepTimes
-from cadenza.scheduler.report import StepReport
 from cadenza.scheduler.request import Arrival, Refused
 from cadenza.scheduler.scheduler import Scheduler
-from cadenza.scheduler.states import FinishReason
 from cadenza.simulator.engine import Engine
-from cadenza.simulator.run import Run, Steps, Tokens, longest_gaps
+from cadenza.simulator.journal import Journal
+from cadenza.simulator.run import Run
 from cadenza.simulator.trace import Prompts, Trace
 
 EOS = 0  # no prompt has it
@@ -63,17 +59,8 @@ class Simulation:
         num = len(trace.requests)
         self._own = np.array([self._prompts.own(index) for index in range(num)], dtype=np.int32)
         self._wanted = trace.output_tokens
+        self._journal = Journal(trace)
         self._num_arrived = 0
-        self._generated = np.zeros(num, dtype=np.int64)
-        self._admitted_s, self._first_s, self._last_s = (np.full(num, np.nan) for _ in range(3))
-        self._preemptions, self._cached = (np.zeros(num, dtype=np.int64) for _ in range(2))
-        self._refused: list[tuple[int, str]] = []
-        self._failed: list[int] = []
-        self._causes: Counter[str] = Counter()
-        self._swapped_tokens = 0
-        self._steps: list[tuple[float, float, int, int, int, int]] = []
-        self._sampled: list[npt.NDArray[np.int32]] = []
-        self._sampled_s: list[float] = []
 
     def run(self, on_progress: Progress | None = None) -> Run:
         """Everything from the first arrival to the last token.
@@ -84,15 +71,15 @@ class Simulation:
         while True:
             self._arrive()
             report, plan = self._scheduler.step(self._engine.now_s, outcome)
-            self._follow(report)
+            self._journal.follow(report)
             if plan is not None:
                 outcome = self._execute(plan)
-                if on_progress is not None and len(self._steps) % _TOLD_EVERY == 0:
+                if on_progress is not None and self._journal.num_steps % _TOLD_EVERY == 0:
                     on_progress(self._num_arrived - self._num_here())
                 continue
             outcome = None
             if not self._pass_time():
-                return self._result()
+                return self._journal.run(self._name, self._config, self._scheduler.statistics())
 
     def _num_here(self) -> int:
         statistics = self._scheduler.statistics()
@@ -109,7 +96,7 @@ class Simulation:
         request, most = self._trace.requests[index], self._config.max_model_len
         if request.prompt_tokens >= most:  # whose ids may not even fit into memory
             said = f"{request.prompt_tokens} tokens leave no room to generate within max_model_len"
-            self._refused.append((index, f"{said} {most}"))
+            self._journal.refuse(index, f"{said} {most}")
             return
         asked = request.max_tokens or self._max_tokens
         arrival = Arrival(
@@ -124,29 +111,19 @@ class Simulation:
         try:
             self._scheduler.add(arrival, self._engine.now_s)
         except Refused as refusal:
-            self._refused.append((index, str(refusal)))
+            self._journal.refuse(index, str(refusal))
 
     def _execute(self, plan: StepPlan) -> StepOutcome:
-        """Have the plan computed, note how the step was, and sample."""
+        """Have the plan computed, and sample."""
         statistics, began_s = self._scheduler.statistics(), self._engine.now_s
         times = self._engine.execute(plan)
-        self._swapped_tokens += plan.block_size * len(plan.copies.swap_out)
-        held = statistics.total_blocks - statistics.free_blocks - statistics.cached_blocks
-        took_s = self._engine.now_s - began_s
-        self._steps.append(
-            (began_s, took_s, plan.num_tokens, statistics.running, statistics.waiting, held)
-        )
+        self._journal.step(plan, statistics, began_s, self._engine.now_s)
         return self._sample(plan, times)
 
     def _sample(self, plan: StepPlan, times: StepTimes) -> StepOutcome:
         """Each request's own token, and the end where the trace has it."""
-        requests, now_s = plan.sample_requests, self._engine.now_s
-        generated = self._generated[requests] + 1
-        self._generated[requests] = generated
-        self._first_s[requests[generated == 1]] = now_s
-        self._last_s[requests] = now_s
-        self._sampled.append(requests.astype(np.int32))
-        self._sampled_s.append(now_s)
+        requests = plan.sample_requests
+        generated = self._journal.sample(requests, self._engine.now_s)
         ended = generated >= self._wanted[requests]
         return StepOutcome(
             step_id=plan.step_id,
@@ -154,19 +131,6 @@ class Simulation:
             failed=np.zeros(len(requests), dtype=bool),
             times=times,
         )
-
-    def _follow(self, report: StepReport) -> None:
-        """Note who entered, who left and why."""
-        for decision in report.decisions:
-            match decision:
-                case Admitted():
-                    self._admitted_s[decision.request] = decision.time_s
-                    self._cached[decision.request] = decision.cached_tokens
-                case Preempted():
-                    self._preemptions[decision.request] += 1
-                    self._causes[decision.cause.value] += 1
-                case Finished(reason=FinishReason.FAILED):
-                    self._failed.append(decision.request)
 
     def _pass_time(self) -> bool:
         """Go on to when something may happen; False: nothing ever will."""
@@ -178,37 +142,3 @@ class Simulation:
             times_s.append(self._engine.now_s + _IDLE_S)
         self._engine.wait_until(min(times_s))
         return True
-
-    def _result(self) -> Run:
-        columns = np.array(self._steps, dtype=np.float64).reshape(-1, 6).T
-        counts = columns[2:].astype(np.int64)
-        tokens = Tokens(
-            request=np.concatenate([np.empty(0, dtype=np.int32), *self._sampled]),
-            time_s=np.repeat(self._sampled_s, [len(each) for each in self._sampled]),
-        )
-        return Run(
-            name=self._name,
-            trace=self._trace,
-            config=self._config,
-            admitted_s=self._admitted_s,
-            first_s=self._first_s,
-            last_s=self._last_s,
-            generated=self._generated,
-            longest_gap_s=longest_gaps(tokens, len(self._wanted)),
-            preemptions=self._preemptions,
-            cached_tokens=self._cached,
-            refused=self._refused,
-            failed=self._failed,
-            causes=dict(sorted(self._causes.items())),
-            swapped_tokens=self._swapped_tokens,
-            statistics=self._scheduler.statistics(),
-            steps=Steps(
-                began_s=columns[0],
-                took_s=columns[1],
-                tokens=counts[0],
-                running=counts[1],
-                waiting=counts[2],
-                held_blocks=counts[3],
-            ),
-            tokens=tokens,
-        )
