@@ -1,4 +1,4 @@
-"""What a person sees while the engine loads: one live line on a terminal, else a line a stage."""
+"""What a person sees while something takes long: a live line on a terminal, else a line a stage."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import contextlib
 from typing import TextIO
 
 from cadenza.wire import messages
+
+_CELLS = 20  # of a bar
 
 
 class Progress:
@@ -21,16 +23,15 @@ class Progress:
         self._write(f"{text}\n")
 
     def show(self, progress: messages.Progress) -> None:
-        """The engine's latest word."""
+        """How far it is by now."""
         if self._is_live:
-            share = f" {progress.done}/{progress.total}" if progress.total else ""
-            self._write(f"\r\x1b[2K  {progress.stage}{share}")
+            self._write(f"\r\x1b[2K  {progress.stage}{_share(progress)}")
         elif progress.stage != self._stage:
             self._write(f"  {progress.stage}\n")
         self._stage = progress.stage
 
     def done(self) -> None:
-        """Loading is over, one way or the other: clear the live line. Idempotent."""
+        """It is over, one way or the other: clear the live line. Idempotent."""
         if self._is_live and self._stage is not None:
             self._write("\r\x1b[2K")
         self._stage = None
@@ -40,3 +41,11 @@ class Progress:
         with contextlib.suppress(OSError, ValueError):
             self._out.write(text)
             self._out.flush()
+
+
+def _share(progress: messages.Progress) -> str:
+    """A bar and the figures; nothing where nothing can be counted."""
+    if not progress.total:
+        return ""
+    cells = _CELLS * progress.done // progress.total
+    return f" [{'#' * cells}{'.' * (_CELLS - cells)}] {progress.done}/{progress.total}"

@@ -57,9 +57,9 @@ def test_a_terminal_gets_one_live_line(terminal: Terminal):
     assert said.split(CLEAR) == [
         "",
         "  libraries",
-        "  weights 1/3",
-        "  weights 2/3",
-        "  weights 3/3",
+        "  weights [######..............] 1/3",
+        "  weights [#############.......] 2/3",
+        "  weights [####################] 3/3",
     ]
 
 
