@@ -144,7 +144,10 @@ def _limits(options: SimulateOptions, trace: Trace, machine: Machine) -> Schedul
     served = {} if options.like is None else _served(options.like)
     flags = {name: getattr(options, name) for name in LIMITS}
     given = {name: value for name, value in flags.items() if value is not None}
-    known: dict[str, Any] = {**_DEFAULTS, **machine.limits, **served, **given}
+    known: dict[str, Any] = {**_DEFAULTS, **machine.limits, **served}
+    if "block_size" in given and "num_blocks" in known:  # in as much memory
+        known["num_blocks"] = known["num_blocks"] * known["block_size"] // given["block_size"]
+    known |= given
     if "num_blocks" not in known:
         raise UsageError(
             f"nobody knows how many KV blocks {machine.name} has: --num-blocks, or --like with the "
@@ -155,7 +158,9 @@ def _limits(options: SimulateOptions, trace: Trace, machine: Machine) -> Schedul
         each.prompt_tokens + max(each.output_tokens, each.max_tokens, options.max_tokens)
         for each in trace.requests
     )
-    known.setdefault("max_model_len", min(longest, known["num_blocks"] * known["block_size"]))
+    if options.max_model_len is None:
+        pool = known["num_blocks"] * known["block_size"]
+        known["max_model_len"] = min(known.get("max_model_len", longest), pool)
     try:
         return SchedulerConfig(
             **known,

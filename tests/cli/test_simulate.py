@@ -186,6 +186,20 @@ def test_limits_are_those_of_a_running_service_unless_flags_say_others(
     assert (limits["block_size"], limits["max_model_len"]) == (16, 512)
 
 
+def test_a_smaller_pool_has_room_for_shorter_requests(tmp_path: Path, served: Served):
+    path = tmp_path / "told.json"
+    assert status_of(LOAD, "--like", served.url, "--num-blocks", "20", "--json", str(path)) == 0
+
+    assert json.loads(path.read_text())["limits"]["max_model_len"] == 320
+
+
+def test_blocks_of_another_size_are_as_many_as_the_memory_holds(tmp_path: Path):
+    path = tmp_path / "told.json"
+    assert status_of(LOAD, "--block-size", "64", "--json", str(path)) == 0
+
+    assert json.loads(path.read_text())["limits"]["num_blocks"] == 2588 * 16 // 64
+
+
 @pytest.mark.parametrize(
     ("metrics", "said"),
     [
