@@ -9,7 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cadenza.engine.device import CudaDevice, Device, Span, Stream
 from cadenza.engine.kv_cache import HostCache, KVCache
+from cadenza.kernels.block_moves import copy_blocks, gather_blocks, scatter_blocks
 from cadenza.scheduler.plan import Copies, Int32Array
 
 
@@ -51,83 +53,73 @@ class BlockCopier:
 
     def _copy_on_write(self, pairs: Int32Array) -> None:
         """Read every source before the first write: one block may be both."""
-        read = self._device.index_select(0, self._indices(pairs[:, 0]))
-        self._device.index_copy_(0, self._indices(pairs[:, 1]), read)
+        copy_blocks(self._device, self._indices(pairs[:, 0]), self._indices(pairs[:, 1]))
 
     def _indices(self, blocks: Int32Array) -> Tensor:
         """[copies], int64, on the device."""
         return torch.from_numpy(blocks.astype(np.int64)).to(self._device.device)
 
 
-class CudaBlockCopier(BlockCopier):
-    """Copies between a GPU and pinned memory, in a stream of their own.
+class StreamedBlockCopier(BlockCopier):
+    """Copies between a device and pinned memory, in a stream of their own.
 
     All copies from and to the host are in that one stream, so that a swap-in sees what an earlier
     swap-out wrote, and a swap-out does not overwrite what an earlier swap-in still reads. Blocks on
-    the device are read and written in the stream that computes: one that was swapped out may be
-    overwritten at once. Tests without a GPU do not exercise this class.
+    the device are read and written in the stream that computes, through contiguous staging memory:
+    one that was swapped out may be overwritten at once.
     """
 
-    def __init__(self, cache: KVCache, host: HostCache) -> None:
+    def __init__(self, cache: KVCache, host: HostCache, streams: Device) -> None:
         super().__init__(cache, host)
-        self._computing = torch.cuda.current_stream(self._device.device)
-        self._copying = torch.cuda.Stream(self._device.device)  # type: ignore[no-untyped-call]
-        self._out, self._in = _Span(self._copying), _Span(self._copying)
-        self._is_copying_out = False
+        self._streams = streams
+        self._out: Span | None = None  # of copies to the host that may be under way
 
     def finish(self) -> CopyTimes:
-        if self._is_copying_out:
+        if self._out is not None:
             # beside the pass, which has usually taken longer
             self._swap_out_s = self._out.wait()
-            self._is_copying_out = False
+            self._out = None
         return super().finish()
 
     def _swap_out(self, pairs: Int32Array) -> None:
         """Start the copies, which go on beside the pass."""
-        staged = self._device.index_select(0, self._indices(pairs[:, 0]))
-        self._copying.wait_stream(self._computing)
-        with torch.cuda.stream(self._copying), self._out:
+        staged, sources = self._staging(len(pairs)), self._indices(pairs[:, 0])
+
+        def copy() -> None:
             for index, block in enumerate(pairs[:, 1].tolist()):
                 self._host[block].copy_(staged[index], non_blocking=True)
-        # nobody is given its memory before the copies are done
-        staged.record_stream(self._copying)
-        self._is_copying_out = True
+
+        self._streams.run(Stream.COMPUTE, lambda: gather_blocks(self._device, sources, staged))
+        self._streams.wait(Stream.COPY, on=Stream.COMPUTE)
+        self._out = self._streams.run(Stream.COPY, copy, uses=(staged,))
 
     def _swap_in(self, pairs: Int32Array) -> None:
         """Copy and wait: the pass needs these blocks, and its own time is told without them."""
-        with torch.cuda.stream(self._copying), self._in:
-            staged = self._device.new_empty((len(pairs), *self._device.shape[1:]))
+        staged, targets = self._staging(len(pairs)), self._indices(pairs[:, 1])
+
+        def copy() -> None:
             for index, block in enumerate(pairs[:, 0].tolist()):
                 staged[index].copy_(self._host[block], non_blocking=True)
-        self._swap_in_s = self._in.wait()
-        self._device.index_copy_(0, self._indices(pairs[:, 1]), staged)
-        staged.record_stream(self._computing)
 
+        # what computes may still be using the memory that staging gets
+        self._streams.wait(Stream.COPY, on=Stream.COMPUTE)
+        self._swap_in_s = self._streams.run(Stream.COPY, copy, uses=(staged,)).wait()
+        self._streams.run(Stream.COMPUTE, lambda: scatter_blocks(staged, self._device, targets))
 
-class _Span:
-    """How long a stream takes for what it is given between entering and leaving."""
+    def _copy_on_write(self, pairs: Int32Array) -> None:
+        sources, targets = self._indices(pairs[:, 0]), self._indices(pairs[:, 1])
+        self._streams.run(Stream.COMPUTE, lambda: copy_blocks(self._device, sources, targets))
 
-    def __init__(self, stream: torch.cuda.Stream) -> None:
-        self._stream = stream
-        self._start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        self._end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-
-    def __enter__(self) -> None:
-        self._start.record(self._stream)
-
-    def __exit__(self, *_: object) -> None:
-        self._end.record(self._stream)
-
-    def wait(self) -> float:
-        """Wait for the end, and return how long it was, in seconds."""
-        self._end.synchronize()
-        return float(self._start.elapsed_time(self._end)) / 1e3
+    def _staging(self, count: int) -> Tensor:
+        return self._device.new_empty((count, *self._device.shape[1:]))
 
 
 def block_copier(cache: KVCache, host: HostCache) -> BlockCopier:
     """Return the copier for the device of `cache`."""
-    kind = BlockCopier if cache.blocks.device.type == "cpu" else CudaBlockCopier
-    return kind(cache, host)
+    device = cache.blocks.device
+    if device.type == "cpu":
+        return BlockCopier(cache, host)
+    return StreamedBlockCopier(cache, host, CudaDevice(device))
 
 
 def _copy_each(source: Tensor, target: Tensor, pairs: Int32Array) -> float:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
 
-from cadenza.engine.block_copies import BlockCopier, block_copier
+from cadenza.engine.block_copies import BlockCopier, StreamedBlockCopier, block_copier
+from cadenza.engine.device import Stream
 from cadenza.engine.kv_cache import CacheShape, HostCache, KVCache
 from cadenza.scheduler.plan import Copies
 from tests.engine.conftest import make_copies
+from tests.engine.fake_device import FakeDevice
 
 SHAPE = CacheShape(num_layers=2, block_size=4, num_kv_heads=1, head_dim=6, dtype=torch.float32)
 NUM_BLOCKS, NUM_HOST_BLOCKS = 12, 6
@@ -19,14 +23,18 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 class Blocks:
     """Device block i is filled with i, host block i with 100 + i."""
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, streams: FakeDevice | None = None) -> None:
         self.cache = KVCache(SHAPE, NUM_BLOCKS, torch.device(device))
         self.host = HostCache(SHAPE, NUM_HOST_BLOCKS, torch.device(device))
         for block in range(NUM_BLOCKS):
             self.cache.blocks[block] = block
         for block in range(NUM_HOST_BLOCKS):
             self.host.blocks[block] = 100 + block
-        self.copier: BlockCopier = block_copier(self.cache, self.host)
+        self.copier: BlockCopier = (
+            block_copier(self.cache, self.host)
+            if streams is None
+            else StreamedBlockCopier(self.cache, self.host, streams)
+        )
 
     def read(self) -> tuple[list[int], list[int]]:
         """What fills each device block and each host block, which must be one number."""
@@ -129,3 +137,54 @@ def test_only_what_was_done_took_time(device: str) -> None:
     assert out.swap_out_s > 0 == out.swap_in_s
     assert into.swap_in_s > 0 == into.swap_out_s
     assert none == (0, 0)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("prefer", [*Stream, None], ids=str)
+def test_copies_beside_the_pass_are_the_same_in_every_order_of_streams(
+    prefer: Stream | None, seed: int
+) -> None:
+    """The pass overwrites what was swapped out and reads what was swapped in, and frames are late.
+
+    Steps are not finished one by one: the next one's copies begin while those of this one go on.
+    """
+    streams = FakeDevice(prefer, seed)
+    blocks = Blocks("cpu", streams)
+    chance = np.random.default_rng(seed)
+    held = blocks.read()
+    for step in range(40):
+        copies = random_copies(chance)
+        device, host = expected(copies, *held)
+        freed = sorted(set(copies.swap_out[:, 0].tolist()))
+        read: list[float] = []
+
+        blocks.copier.run(copies)
+        streams.run(Stream.COMPUTE, _pass(blocks, freed, 1000 + step, read))
+        if chance.random() < 0.3:
+            blocks.copier.finish()
+            streams.finish_all()
+            assert read == device, "the pass sees all copies done"
+        for block in freed:
+            device[block] = 1000 + step
+        held = device, host
+
+    streams.finish_all()
+    assert blocks.read() == held
+
+
+def _pass(blocks: Blocks, freed: list[int], value: int, read: list[float]) -> Callable[[], None]:
+    def work() -> None:
+        read.extend(blocks.cache.blocks.flatten(1)[:, 0].tolist())
+        for block in freed:
+            blocks.cache.blocks[block] = value
+
+    return work
+
+
+def test_staging_memory_is_kept_until_its_copies_are_done() -> None:
+    streams = FakeDevice(Stream.COMPUTE)
+    copier = Blocks("cpu", streams).copier
+
+    copier.run(make_copies(swap_out=[(0, 0), (1, 1)], swap_in=[(2, 2)]))
+
+    assert [len(staged) for staged in streams.kept] == [2, 1]
