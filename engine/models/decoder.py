@@ -120,13 +120,10 @@ def has_native_layers(config: DecoderConfig, dtype: torch.dtype, device: torch.d
     family = config.family
     has_more = (
         config.activation is not Activation.SILU
-        or config.has_qkv_bias
         or config.has_output_bias
         or config.has_mlp_bias
-        or family.has_query_key_norms
         or family.has_post_norms
         or config.attention_softcap is not None
-        or any(window is not None for window in config.windows)
         or config.scale != 1.0 / math.sqrt(config.head_dim)
         or len(set(config.ropes)) > 1
         or config.ropes[0].rotated != config.head_dim
@@ -150,12 +147,12 @@ def _native_layers(config: DecoderConfig, layers: list[Layer]) -> NativeLayers:
     rope = config.ropes[0]
     return NativeLayers(
         _shape(config),
-        [_native(layer) for layer in layers],
+        [_native(*each) for each in zip(layers, config.windows, strict=True)],
         rotary_tables(rope.frequencies(), config.max_positions, rope.attention_factor),
     )
 
 
-def _native(layer: Layer) -> LayerWeights:
+def _native(layer: Layer, window: int | None) -> LayerWeights:
     gate, up = layer.gate_up.chunk(2)
     return LayerWeights(
         attention_norm=layer.attention_norm,
@@ -165,4 +162,8 @@ def _native(layer: Layer) -> LayerWeights:
         gate=gate,
         up=up,
         down=layer.down,
+        qkv_bias=layer.qkv_bias,
+        query_norm=layer.query_norm,
+        key_norm=layer.key_norm,
+        window=window,
     )

@@ -50,6 +50,10 @@ class LayerWeights(NamedTuple):
     gate: Tensor  # [intermediate, hidden]
     up: Tensor  # [intermediate, hidden]
     down: Tensor  # [hidden, intermediate]
+    qkv_bias: Tensor | None = None  # [(heads + 2 kv_heads) * head_dim]
+    query_norm: Tensor | None = None  # [head_dim], as the next
+    key_norm: Tensor | None = None
+    window: int | None = None  # tokens that a token sees, itself included; None: all before it
 
 
 class PartTimes(NamedTuple):
@@ -67,6 +71,10 @@ class _PackedLayer(NamedTuple):
     mlp_norm: Tensor
     gate_up: PackedWeight
     down: PackedWeight
+    qkv_bias: Tensor | None
+    query_norm: Tensor | None
+    key_norm: Tensor | None
+    window: int
 
 
 def is_supported(shape: DecoderShape, dtype: torch.dtype, device: torch.device) -> bool:
@@ -219,13 +227,21 @@ def _check_lengths(
 
 def _packed(weights: LayerWeights, level: str | None) -> _PackedLayer:
     return _PackedLayer(
-        weights.attention_norm.float().contiguous(),
+        _float32(weights.attention_norm),
         PackedWeight(weights.qkv, level),
         PackedWeight(weights.output, level),
-        weights.mlp_norm.float().contiguous(),
+        _float32(weights.mlp_norm),
         PackedWeight(_interleaved(weights.gate, weights.up), level),
         PackedWeight(_wide(weights.down), level),
+        None if weights.qkv_bias is None else _float32(weights.qkv_bias),
+        None if weights.query_norm is None else _float32(weights.query_norm),
+        None if weights.key_norm is None else _float32(weights.key_norm),
+        weights.window or 0,
     )
+
+
+def _float32(tensor: Tensor) -> Tensor:
+    return tensor.float().contiguous()
 
 
 def _padded(intermediate_size: int) -> int:
@@ -254,4 +270,12 @@ def _addresses(layer: _PackedLayer) -> Layer:
         layer.mlp_norm.data_ptr(),
         layer.gate_up.address,
         layer.down.address,
+        _address(layer.qkv_bias),
+        _address(layer.query_norm),
+        _address(layer.key_norm),
+        layer.window,
     )
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()

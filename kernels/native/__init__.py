@@ -21,9 +21,17 @@ _ADDRESS, _SIZE, _NUMBER = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 class Layer(ctypes.Structure):
     """`CadenzaLayer` of layers.cpp, as are the next three."""
 
-    _fields_ = tuple(
-        (name, _ADDRESS)
-        for name in ("attention_norm", "qkv", "output", "mlp_norm", "gate_up", "down")
+    _fields_ = (
+        ("attention_norm", _ADDRESS),
+        ("qkv", _ADDRESS),
+        ("output", _ADDRESS),
+        ("mlp_norm", _ADDRESS),
+        ("gate_up", _ADDRESS),
+        ("down", _ADDRESS),
+        ("qkv_bias", _ADDRESS),
+        ("query_norm", _ADDRESS),
+        ("key_norm", _ADDRESS),
+        ("window", _SIZE),
     )
 
 

@@ -63,7 +63,7 @@ class PartTask {
   void run() {
     for (int64_t head = 0; head < part_.num_heads; ++head) take_queries(head);
     const int64_t keys = piece_.position + piece_.count;
-    const int64_t tiles = (keys + kKeyTile - 1) / kKeyTile * part_.num_heads;
+    const int64_t tiles = ((keys + kKeyTile - 1) / kKeyTile - first_tile()) * part_.num_heads;
     KeyTile tile = tile_at(0), next = tile;
     score(tile);
     for (int64_t i = 0; i < tiles; ++i, tile = next) {
@@ -82,7 +82,7 @@ class PartTask {
     int64_t head;
     int64_t first, count;  // keys
     int64_t buffer;        // of scores
-    int64_t seeing;        // from that position of the piece on
+    int64_t begin, end;    // positions of the piece that see it
     int64_t num_units;
     const char* keys[kTileUnits];
     const char* values[kTileUnits];
@@ -92,16 +92,23 @@ class PartTask {
   KeyTile tile_at(int64_t index) const {
     KeyTile tile;
     tile.head = index % part_.num_heads;
-    tile.first = index / part_.num_heads * kKeyTile;
+    tile.first = (first_tile() + index / part_.num_heads) * kKeyTile;
     tile.count = std::min(kKeyTile, piece_.position + piece_.count - tile.first);
     tile.buffer = index % 2;
-    tile.seeing = std::max<int64_t>(tile.first - piece_.position, 0);
+    tile.begin = std::max<int64_t>(tile.first - piece_.position, 0);
+    tile.end = piece_.count;
+    if (a_.window > 0)
+      tile.end = std::min(tile.end, tile.first + tile.count - 1 + a_.window - piece_.position);
     tile.num_units = (tile.count + kUnit - 1) / kUnit;
     if (a_.cache.has_units())
       find_units(tile);
     else
       make_units(tile);
     return tile;
+  }
+
+  int64_t first_tile() const {
+    return a_.window > 0 ? std::max<int64_t>(piece_.position + 1 - a_.window, 0) / kKeyTile : 0;
   }
 
   void find_units(KeyTile& tile) const {
@@ -172,10 +179,10 @@ class PartTask {
 
   // Scores of the positions that see the tile.
   void score(const KeyTile& tile) {
-    const int64_t from = tile.head * queries() + tile.seeing * group_;
+    const int64_t from = tile.head * queries() + tile.begin * group_;
     const int64_t stride = depth_ * static_cast<int64_t>(sizeof(Value));
     compute_scores(*a_.level, a_.dtype,
-                   {s_.queries + from * stride, stride, (piece_.count - tile.seeing) * group_,
+                   {s_.queries + from * stride, stride, (tile.end - tile.begin) * group_,
                     a_.head_dim, tile.keys, tile.num_units, scores(tile, from)});
   }
 
@@ -189,17 +196,19 @@ class PartTask {
 
   // Makes weights of scores.
   void soften(const KeyTile& tile) {
-    const int64_t from = tile.head * queries() + tile.seeing * group_;
+    const int64_t from = tile.head * queries() + tile.begin * group_;
+    const int64_t seen = piece_.position + tile.begin + 1 - tile.first;
+    const int64_t hidden = a_.window > 0 ? seen - a_.window : -kMostPositions;
     a_.level->elementwise.softmax(
-        {scores(tile, from), (piece_.count - tile.seeing) * group_,
-         piece_.position + tile.seeing + 1 - tile.first, group_, a_.scale * kLog2e, weights(from),
-         &s_.most[from], s_.totals[from], attended(from), a_.head_dim},
+        {scores(tile, from), (tile.end - tile.begin) * group_, hidden,
+         seen, group_, a_.scale * kLog2e, weights(from), &s_.most[from], s_.totals[from],
+         attended(from), a_.head_dim},
         a_.dtype);
   }
 
   void add_values(const KeyTile& tile) {
     if (tile.first + tile.count <= piece_.position + 1 || is_finite(tile))
-      add_values(tile, tile.values, tile.seeing, piece_.count);
+      add_values(tile, tile.values, tile.begin, tile.end);
     else
       add_values_one_by_one(tile);
   }
@@ -216,7 +225,7 @@ class PartTask {
     const int64_t bytes = a_.cache.unit_bytes();
     const char* values[kTileUnits];
     for (int64_t unit = 0; unit < tile.num_units; ++unit) values[unit] = s_.values + unit * bytes;
-    for (int64_t position = tile.seeing; position < piece_.count; ++position) {
+    for (int64_t position = tile.begin; position < tile.end; ++position) {
       const int64_t seen = piece_.position + position + 1 - tile.first;
       for (int64_t unit = 0; unit < tile.num_units; ++unit) {
         char* copy = s_.values + unit * bytes;

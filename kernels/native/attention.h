@@ -11,7 +11,8 @@ struct Attention {
   const Level* level;
   int32_t dtype;  // of queries, cache and result
   int64_t heads, kv_heads, head_dim;
-  float scale;  // of the scores, before the softmax
+  float scale;     // of the scores, before the softmax
+  int64_t window;  // keys that a query sees, itself included; 0: all before it
   Cache cache;
   int64_t rows;
   const int32_t* num_context;  // [rows], tokens before the new ones

@@ -161,17 +161,18 @@ TARGET inline float largest(const Floats (&scores)[kTileLanes], float most) {
 }
 
 // Scores in units of log 2; of keys that are not seen -inf.
-TARGET inline void take_scores(const float* from, float factor, int64_t seen,
+TARGET inline void take_scores(const float* from, float factor, int64_t hidden, int64_t seen,
                                Floats (&scores)[kTileLanes]) {
   EACH(i, kTileLanes) {
     load(from + i * kSumLanes, scores[i]);
     scores[i] *= factor;
   }
-  if (seen >= kKeyTile) return;
+  if (hidden <= 0 && seen >= kKeyTile) return;
   constexpr Ints lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   EACH(i, kTileLanes) {
     const Ints key = lane + static_cast<int32_t>(i * kSumLanes);
-    scores[i] = key < static_cast<int32_t>(seen) ? scores[i] : Floats{} - __builtin_inff();
+    const Ints is_seen = (key >= static_cast<int32_t>(hidden)) & (key < static_cast<int32_t>(seen));
+    scores[i] = is_seen ? scores[i] : Floats{} - __builtin_inff();
   }
 }
 
@@ -187,7 +188,8 @@ TARGET inline void give_weights(Floats& weights, int32_t dtype, char* y) {
 
 TARGET inline void softmax_row(const Softmax& s, int64_t row, int32_t dtype) {
   Floats scores[kTileLanes];
-  take_scores(s.scores + row * kKeyTile, s.factor, s.seen + row / s.group, scores);
+  const int64_t further = row / s.group;
+  take_scores(s.scores + row * kKeyTile, s.factor, s.hidden + further, s.seen + further, scores);
   const float former = s.most[row], most = largest(scores, former);
   float* attended = s.attended + row * s.dims;
   Floats totals;

@@ -16,7 +16,7 @@ using namespace cadenza;
 
 extern "C" {
 
-// Norms are fp32, weights are packed in the model's dtype.
+// Norms and biases are fp32, weights are packed in the model's dtype. Null: the layer has none.
 struct CadenzaLayer {
   const float* attention_norm;  // [hidden]
   const void* qkv;              // [(heads + 2 kv_heads) * head_dim, hidden]
@@ -24,6 +24,10 @@ struct CadenzaLayer {
   const float* mlp_norm;        // [hidden]
   const void* gate_up;          // [2 * inner, hidden], 16 gates before their 16 ups
   const void* down;             // [hidden, inner]
+  const float* qkv_bias;        // [(heads + 2 kv_heads) * head_dim], or null
+  const float* query_norm;      // [head_dim], or null, as the next
+  const float* key_norm;
+  int64_t window;               // keys that a token sees, itself included; 0: all before it
 };
 
 struct CadenzaModel {
@@ -213,33 +217,41 @@ class Forward {
 
   void attend(int64_t layer) {
     const Cache to = cache(layer);
-    each_token([&](int64_t token) { place(token, to); });
+    each_token([&](int64_t token) { place(token, m_.layers[layer], to); });
     clock_.add_to(times_.rest);
-    Attention{level_, m_.dtype, m_.heads, m_.kv_heads, m_.head_dim, m_.scale, to, s_.rows,
+    Attention{level_, m_.dtype, m_.heads, m_.kv_heads, m_.head_dim, m_.scale,
+              m_.layers[layer].window, to, s_.rows,
               s_.num_context, s_.num_new, s_.tables, s_.table_width, queries_,
               attended_.at(0), attended_.stride()}
         .run(threads_);
     clock_.add_to(times_.attention);
   }
 
-  // Rotates a token's queries and keys; its keys and values go into the cache.
-  void place(int64_t token, const Cache& to) const {
+  // Adds a token's biases, norms and rotates its queries and keys; its keys and values go into the
+  // cache.
+  void place(int64_t token, const CadenzaLayer& layer, const Cache& to) const {
     alignas(64) char key[kMostHeadDim * sizeof(float)], value[sizeof key];
-    const int64_t half = m_.head_dim / 2, bytes = m_.head_dim * size_of(m_.dtype);
-    const int64_t position = s_.positions[token];
-    const auto* from = reinterpret_cast<const float*>(qkv(token));
-    const auto rotate = [&](char* y) {
-      level_->elementwise.rotate(
-          {from, m_.cos + position * half, m_.sin + position * half, half, y}, m_.dtype);
-      from += m_.head_dim;
-    };
-    for (int64_t i = 0; i < m_.heads; ++i) rotate(queries_ + token * query_bytes() + i * bytes);
-    const float* values = from + m_.kv_heads * m_.head_dim;
-    for (int64_t i = 0; i < m_.kv_heads; ++i, values += m_.head_dim) {
-      rotate(key);
+    const int64_t bytes = m_.head_dim * size_of(m_.dtype);
+    auto* x = reinterpret_cast<float*>(qkv(token));
+    if (layer.qkv_bias != nullptr)
+      for (int64_t i = 0; i < qkv_size(); ++i) x[i] += layer.qkv_bias[i];
+    for (int64_t i = 0; i < m_.heads; ++i, x += m_.head_dim)
+      rotate(token, x, layer.query_norm, queries_ + token * query_bytes() + i * bytes);
+    const float* values = x + m_.kv_heads * m_.head_dim;
+    for (int64_t i = 0; i < m_.kv_heads; ++i, x += m_.head_dim, values += m_.head_dim) {
+      rotate(token, x, layer.key_norm, key);
       level_->elementwise.convert(values, m_.head_dim, m_.dtype, value);
       to.put(s_.blocks[token], s_.offsets[token], i, key, value);
     }
+  }
+
+  // x: [head_dim], which may change; y: the same in the model's dtype
+  void rotate(int64_t token, float* x, const float* weight, char* y) const {
+    const int64_t half = m_.head_dim / 2, at = s_.positions[token] * half;
+    if (weight != nullptr)
+      level_->elementwise.norm(x, weight, m_.head_dim, m_.eps, kFloat32,
+                               reinterpret_cast<char*>(x));
+    level_->elementwise.rotate({x, m_.cos + at, m_.sin + at, half, y}, m_.dtype);
   }
 
   // What lies in a unit behind its last token has a weight of 0, which hides all but NaN: so a unit

@@ -68,8 +68,8 @@ struct Kernel {
 struct Softmax {
   const float* scores;  // [rows][kKeyTile]
   int64_t rows;
-  int64_t seen;         // keys of the tile that the first query sees, the first ones
-  int64_t group;        // after so many rows one key more is seen
+  int64_t hidden, seen;  // the first query sees the keys from `hidden` to `seen`, and those of the
+  int64_t group;         // next `group` rows one key further on
   float factor;         // of the scores, to the base 2
   char* weights;        // [rows][kKeyTile], of the dtype; 0 where not seen
   float* most;          // [rows], largest score so far times factor; -inf at first

@@ -29,7 +29,9 @@ SHAPES = {
     "as many KV heads": (40, 33, 2, 2, 96),
     "odd": (37, 1, 5, 1, 32),
     "large heads": (48, 17, 4, 2, 256),
+    "with all": (64, 48, 6, 2, 32),
 }
+WINDOWS = (None, 9, 70)  # of the three layers of the last
 
 
 def shape_of(name: str) -> DecoderShape:
@@ -44,7 +46,8 @@ def shape_of(name: str) -> DecoderShape:
     )
 
 
-def random_weights(shape: DecoderShape, dtype: torch.dtype, seed: int) -> LayerWeights:
+def random_weights(shape: DecoderShape, dtype: torch.dtype, seed: int, more: bool) -> LayerWeights:
+    """more: with biases, and norms of queries and keys."""
     hidden, inner = shape.hidden_size, shape.intermediate_size
     queries = shape.num_heads * shape.head_dim
     sizes = {
@@ -56,6 +59,9 @@ def random_weights(shape: DecoderShape, dtype: torch.dtype, seed: int) -> LayerW
         "up": (inner, hidden),
         "down": (hidden, inner),
     }
+    if more:
+        sizes |= {"qkv_bias": sizes["qkv"][:1]}
+        sizes |= {"query_norm": (shape.head_dim,), "key_norm": (shape.head_dim,)}
     return LayerWeights(
         **{
             name: (randn(*size, seed=seed + place) / size[-1] ** 0.5 + (len(size) == 1)).to(dtype)
@@ -77,12 +83,13 @@ class Chunk:
 class Model:
     """Three random layers, and sequences whose keys and values lie in a cache of NaN."""
 
-    shape: DecoderShape
+    name: str  # of its shape
     dtype: torch.dtype
     level: str | None = None
     block_size: int = 16
     lengths: tuple[int, ...] = (150, 1, 70)
     seed: int = 0
+    shape: DecoderShape = field(init=False)
     layers: list[LayerWeights] = field(init=False)
     rotary: RotaryTables = field(init=False)
     native: NativeLayers = field(init=False)
@@ -91,8 +98,14 @@ class Model:
     cache: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
-        shape = self.shape
-        self.layers = [random_weights(shape, self.dtype, 10 * index) for index in range(3)]
+        self.shape = shape = shape_of(self.name)
+        more = self.name == "with all"
+        self.layers = [random_weights(shape, self.dtype, 10 * index, more) for index in range(3)]
+        if more:
+            self.layers = [
+                layer._replace(window=window)
+                for layer, window in zip(self.layers, WINDOWS, strict=True)
+            ]
         half = shape.head_dim // 2
         self.rotary = rotary_tables(1.0 / 1000.0 ** (torch.arange(half) / half), POSITIONS)
         self.native = NativeLayers(shape, self.layers, self.rotary, self.level)
@@ -139,19 +152,28 @@ class Model:
         """Dense, in double precision."""
         hidden = self.hidden[sequence].double()
         for layer in self.layers:
-            hidden = self._exact_layer(hidden, LayerWeights(*(part.double() for part in layer)))
+            exact = (part.double() if isinstance(part, Tensor) else part for part in layer)
+            hidden = self._exact_layer(hidden, LayerWeights(*exact))
         return hidden
 
     def _exact_layer(self, hidden: Tensor, layer: LayerWeights) -> Tensor:
         shape, length = self.shape, len(hidden)
         sizes = (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads)
         normed = exact_norm(hidden, layer.attention_norm, shape.norm_eps)
-        heads = (normed @ layer.qkv.t()).view(length, -1, shape.head_dim)
-        q, k, v = heads.split(sizes, dim=1)
+        heads = normed @ layer.qkv.t()
+        if layer.qkv_bias is not None:
+            heads = heads + layer.qkv_bias
+        q, k, v = heads.view(length, -1, shape.head_dim).split(sizes, dim=1)
+        if layer.query_norm is not None:
+            q = exact_norm(q, layer.query_norm, shape.norm_eps)
+            k = exact_norm(k, layer.key_norm, shape.norm_eps)
         group = shape.num_heads // shape.num_kv_heads
         q, k = self._rotated(q), self._rotated(k).repeat_interleave(group, dim=1)
         scores = torch.einsum("qhd,khd->hqk", q, k) / shape.head_dim**0.5
-        scores = scores.masked_fill(torch.ones(length, length).triu(1).bool(), float("-inf"))
+        ones = torch.ones(length, length, dtype=torch.bool)
+        scores = scores.masked_fill(ones.triu(1), float("-inf"))
+        if layer.window is not None:
+            scores = scores.masked_fill(ones.tril(-layer.window), float("-inf"))
         v = v.repeat_interleave(group, dim=1)
         attended = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).flatten(1)
         hidden = hidden + attended @ layer.output.t()
@@ -174,7 +196,7 @@ def exact_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 @pytest.mark.parametrize("name", SHAPES)
 def test_layers_compute_what_dense_ones_do(name: str, dtype: torch.dtype, level: str) -> None:
     """Prefills, chunks and decodes in one step, where what nobody wrote is NaN."""
-    model = Model(shape_of(name), dtype, level, lengths=(150, 1, 70, 65, 33))
+    model = Model(name, dtype, level, lengths=(150, 1, 70, 65, 33))
     model.step([Chunk(0, 0, 100), Chunk(2, 0, 69), Chunk(3, 0, 64)])
 
     found = model.step(
@@ -188,11 +210,11 @@ def test_layers_compute_what_dense_ones_do(name: str, dtype: torch.dtype, level:
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("name", ["demo", "as many KV heads", "odd"])
+@pytest.mark.parametrize("name", ["demo", "as many KV heads", "odd", "with all"])
 def test_a_token_has_the_same_bits_in_any_chunk_and_company(
     name: str, dtype: torch.dtype, level: str, threads: int
 ) -> None:
-    model = Model(shape_of(name), dtype, level)
+    model = Model(name, dtype, level)
     torch.set_num_threads(1)
     alone = model.in_chunks(0, size=1)
     torch.set_num_threads(threads)
@@ -220,7 +242,7 @@ def in_one_step(model: Model, sequences: Iterable[int]) -> list[Tensor]:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
 def test_what_is_not_finite_stays_in_its_row(poison: float, dtype: torch.dtype, level: str) -> None:
-    model = Model(shape_of("demo"), dtype, level)
+    model = Model("demo", dtype, level)
     clean = in_one_step(model, range(3))
     model.hidden[1][0, 5] = poison
 
@@ -239,7 +261,7 @@ def test_what_is_not_finite_harms_nothing_before_it(
     place: int, block_size: int, poison: float, dtype: torch.dtype, level: str
 ) -> None:
     """Else a published prefix would hold what a later token has spoiled."""
-    model = Model(shape_of("demo"), dtype, level, block_size, lengths=(100,))
+    model = Model("demo", dtype, level, block_size, lengths=(100,))
     clean = model.in_chunks(0, size=1)
     blocks = model.cache[torch.from_numpy(model.tables[0])].clone()
     model.hidden[0][place, 5] = poison
@@ -257,7 +279,7 @@ def test_what_is_not_finite_harms_nothing_before_it(
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_large_residual_does_not_swallow_what_is_added(dtype: torch.dtype, level: str) -> None:
     """A product's sum is rounded to the residual's scale once, not at every input."""
-    model = Model(shape_of("demo"), dtype, level, lengths=(3,))
+    model = Model("demo", dtype, level, lengths=(3,))
     model.hidden[0] += 4096.0
     found = in_one_step(model, [0])[0]
     # three layers, two sums each, of half a unit in the last place of 4096
@@ -269,7 +291,7 @@ def test_a_large_residual_does_not_swallow_what_is_added(dtype: torch.dtype, lev
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_scores_far_apart_do_not_overflow(dtype: torch.dtype, level: str) -> None:
     """Attention that is all on one key, and gates far beyond what exp can hold."""
-    model = Model(shape_of("demo"), dtype, level)
+    model = Model("demo", dtype, level)
     model.layers = [
         layer._replace(qkv=layer.qkv * 30, gate=layer.gate * 300) for layer in model.layers
     ]
@@ -283,14 +305,14 @@ def test_scores_far_apart_do_not_overflow(dtype: torch.dtype, level: str) -> Non
 
 
 def test_times_are_of_all_parts() -> None:
-    model = Model(shape_of("demo"), torch.float32)
+    model = Model("demo", torch.float32)
     before = model.native.times
     in_one_step(model, range(3))
     assert all(after > start for after, start in zip(model.native.times, before, strict=True))
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    model = Model(shape_of("demo"), torch.bfloat16)
+    model = Model("demo", torch.bfloat16)
     chunk = [Chunk(0, 0, 3)]
     model.cache = model.cache.float()
     with pytest.raises(ValueError, match=r"cache is .*float32; .* \[blocks, 3, 2, 16, 3, 64\]"):
@@ -311,7 +333,7 @@ def test_what_does_not_fit_is_refused() -> None:
 
 
 def test_places_that_do_not_fit_are_refused() -> None:
-    model = Model(shape_of("demo"), torch.float32)
+    model = Model("demo", torch.float32)
     right: dict[str, Any] = {
         "positions": torch.arange(3),
         "blocks": torch.zeros(3, dtype=torch.int64),

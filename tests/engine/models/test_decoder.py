@@ -33,6 +33,10 @@ NATIVE = {
     "Llama, tied, with linear scaling",
     "Llama with dynamic scaling",
     "Llama with YaRN",
+    "Qwen2",
+    "Qwen2 with windows",
+    "Qwen3",
+    "Mistral with windows",
     "Mistral without",
 }
 

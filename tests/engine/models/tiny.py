@@ -84,12 +84,18 @@ TINY = {
     "Llama with biases": Tiny("Llama", {"attention_bias": True, "mlp_bias": True}),
     "Llama with dynamic scaling": Tiny("Llama", {"head_dim": 32, **scaled("dynamic", factor=2.0)}),
     "Llama with YaRN": Tiny("Llama", {"head_dim": 32, **YARN}),
-    "Qwen2": Tiny("Qwen2", {"tie_word_embeddings": True}),
+    "Qwen2": Tiny("Qwen2", {"tie_word_embeddings": True, "head_dim": 32}),
     "Qwen2 with windows": Tiny(
-        "Qwen2", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}
+        "Qwen2",
+        {
+            "use_sliding_window": True,
+            "sliding_window": 9,
+            "max_window_layers": 1,
+            "head_dim": 32,
+        },
     ),
-    "Qwen3": Tiny("Qwen3", {"head_dim": 16}),
-    "Mistral with windows": Tiny("Mistral", {"sliding_window": 13}),
+    "Qwen3": Tiny("Qwen3", {"head_dim": 32}),
+    "Mistral with windows": Tiny("Mistral", {"sliding_window": 13, "head_dim": 32}),
     "Mistral without": Tiny("Mistral", {"sliding_window": None, "head_dim": 32}),
     "Gemma 2": Tiny(
         "Gemma2",
