@@ -80,13 +80,21 @@ class EngineLoop:
             ChannelClosed: the front process is gone.
             FrameError: the front process sent something that is no message.
         """
-        while True:
-            self._drain_inbox()
-            if self._stopping:
-                return
-            self._change_policies()
-            if not self._is_congested() and self._is_due():
-                self._step()
+        while self.turn():
+            pass
+
+    def turn(self) -> bool:
+        """Handle what has come, and step if there is anything to do. False: it was `Shutdown`.
+
+        Raises as `run`.
+        """
+        self._drain_inbox()
+        if self._stopping:
+            return False
+        self._change_policies()
+        if not self._is_congested() and self._is_due():
+            self._step()
+        return True
 
     def _drain_inbox(self) -> None:
         congested = self._is_congested()
