@@ -155,7 +155,7 @@ class ServiceClient:
             return f"{self._url} does not answer within {timeout_s:g} s"
         why = (reason.strerror if isinstance(reason, OSError) else None) or reason
         return (
-            f"nothing answers at {self._url} ({why}); --server is the HTTP address that "
+            f"nothing answers at {self._url} ({why}); the address is the one of HTTP that "
             "`cadenza serve` shows when it is ready"
         )
 
@@ -194,5 +194,5 @@ def _checked(url: str) -> str:
     except ValueError:
         is_usable = False
     if not is_usable or not url.isascii() or any(character <= " " for character in url):
-        raise UsageError(f"--server {url} is no address such as http://127.0.0.1:8000")
+        raise UsageError(f"{url} is no address such as http://127.0.0.1:8000")
     return url.rstrip("/").removesuffix("/v1")

@@ -116,6 +116,7 @@ def test_a_trace_is_cut_then_stretched(tmp_path: Path):
         ([LOAD, "--max-num-batched-tokens", "8"], "max_num_batched_tokens 8 is under"),
         ([LOAD, "--num-blocks", "8", "--max-model-len", "999"], "max_model_len 999 does not fit"),
         ([LOAD, "--max-num-seqs", "1000000"], "max_num_seqs must be a whole number from 1 to"),
+        ([LOAD, "--like", "ftp:x"], "ftp:x is no address such as http://127.0.0.1:8000"),
         ([LOAD, "--watermark", "1.5"], "watermark 1.5 is no share"),
         ([LOAD, *SMALL, "--json", "/nowhere/told.json"], "/nowhere/told.json cannot be written"),
     ],
