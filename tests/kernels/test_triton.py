@@ -62,6 +62,7 @@ def _row(found: Resources) -> str:
     )
 
 
+@pytest.mark.timeout(240)  # 40 s of a core, and more where it is shared
 def test_interpreted_kernels_pass_their_cases() -> None:
     _run_cases("not extra", *ALL_CASES, TRITON_INTERPRET="1")
 
