@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import time
 from collections.abc import Callable, Sequence
 
 import structlog
@@ -383,8 +382,8 @@ class EngineClient:
         logger.error("engine_lost", reason=reason, rows=len(self._rows))
         self._end_ready(reason)
         self._questions.fail(reason)
-        at_work = self._at_work() if was_serving else ()
-        self._show(self._interruptions(reason))
+        at_work = self._rows.at_work(self._received) if was_serving else ()
+        self._show(self._rows.interruptions(reason, self.counters.steps))
         self._suspects.engine_died(at_work)
         self._rows.interrupt()
         self._totals.engine_lost()
@@ -393,30 +392,6 @@ class EngineClient:
         self._loss.set_result(reason)
         if was_serving:
             self._tell_serving()
-
-    def _at_work(self) -> list[Submission]:
-        """Whose rows had seats, or were being taken in."""
-        return [
-            each
-            for each in self._rows.submissions
-            if each.place is not None
-            and (each.place > self._received or any(b.is_seated for b in each.branches.values()))
-        ]
-
-    def _interruptions(self, reason: str) -> list[Decision]:
-        """For the timelines, as the engine can tell no more."""
-        now_s, step_id = time.monotonic(), self.counters.steps
-        return [
-            Decision(
-                "interrupted",
-                branch.number,
-                step_id,
-                now_s,
-                {"reason": reason, "generated_tokens": len(branch.emitted)},
-            )
-            for branch in self._rows
-            if branch.submission.place is not None
-        ]
 
     def _end_ready(self, reason: str) -> None:
         """Whoever waits for the engine waits no longer, or for the next one."""

@@ -92,6 +92,30 @@ class Rows:
             branch.submission.remove(branch)
         return branch
 
+    def at_work(self, received: int) -> list[Submission]:
+        """Whose rows have seats, or came after the engine had handled so many messages."""
+        return [
+            each
+            for each in self.submissions
+            if each.place is not None
+            and (each.place > received or any(row.is_seated for row in each.branches.values()))
+        ]
+
+    def interruptions(self, reason: str, step_id: int) -> list[Decision]:
+        """For the timelines of rows that the engine had, as it can tell no more."""
+        now_s = time.monotonic()
+        return [
+            Decision(
+                "interrupted",
+                branch.number,
+                step_id,
+                now_s,
+                {"reason": reason, "generated_tokens": len(branch.emitted)},
+            )
+            for branch in self
+            if branch.submission.place is not None
+        ]
+
     def interrupt(self) -> None:
         """The engine that worked at them is gone, and another one will go on."""
         for branch in self:
