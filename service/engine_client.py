@@ -1,7 +1,6 @@
 """The engine as the rest of the front knows it, whichever process that is at the time.
 
-It sends rows to the present one and takes apart what comes back. When that is gone it keeps the
-rows, and has the next one go on with them.
+It takes apart what the present one says. When that is gone, its work waits for the next one.
 """
 
 from __future__ import annotations
@@ -12,38 +11,26 @@ import socket
 from collections.abc import Callable, Sequence
 
 import structlog
-from msgspec.structs import replace
 
 from cadenza.service.engine_connection import EngineConnection
 from cadenza.service.engine_questions import ANSWER_LIMIT_S, Answer, Questions, in_time
-from cadenza.service.engine_rows import Row, Rows
 from cadenza.service.engine_totals import EngineTotals
+from cadenza.service.engine_work import EngineWork
 from cadenza.service.errors import EngineUnavailable
 from cadenza.service.news import read_news
-from cadenza.service.submissions import Branch, Submission
-from cadenza.service.suspects import Suspects
 from cadenza.wire.messages import (
-    Cancel,
     Counters,
-    Credit,
     Decision,
     EngineConfig,
     Failed,
-    FaultCount,
-    Finish,
-    HookUse,
     PoliciesAnswer,
     PoliciesState,
     Progress,
     Ready,
-    Reprioritise,
     ResetPrefixCache,
-    SetDeadline,
     Shutdown,
-    Stall,
     Start,
     Step,
-    Submit,
     ToEngine,
     ToFront,
 )
@@ -52,32 +39,25 @@ logger = structlog.get_logger(__name__)
 
 _CLOSED = "The service is shutting down."
 _GONE = "The engine process is gone."
-_POISON = (
-    "The engine failed three times at the same place of this request, the last time at no other's; "
-    "it is not tried again."
-)
 
 
 class EngineClient:
     """Every engine process of this front, one after another.
 
-    `connect` makes it, with the first one. Every registered row gets an end: a finishing token, or
-    `on_failed`. If it `recovers`, an engine that is lost after it was ready is only a pause: `loss`
-    ends, the rows wait, and go on once `succeed` has brought another that is ready, until `fail` is
-    called. Else a loss is that failure, after which `send` raises EngineUnavailable.
+    `connect` makes it, with the first one. If it `recovers`, an engine that is lost after it was
+    ready is only a pause: `loss` ends, the `work` waits, and goes on once `succeed` has brought
+    another that is ready, until `fail` is called. Else a loss is that failure, after which `send`
+    raises EngineUnavailable.
     """
 
     def __init__(self, *, recovers: bool = False) -> None:
         loop = asyncio.get_running_loop()
-        self.hook_uses: Sequence[HookUse] = ()  # as the engine told last, at most a second ago
-        self.policy_faults: Sequence[FaultCount] = ()  # of hooks that ever failed
         self.failure: str | None = None  # why there is no engine any more, for operators
         self.patience_s = 0.0  # for which the engine may be silent now, as it said
+        self.totals = EngineTotals()
+        self.work = EngineWork(self._deliver)
         self._recovers = recovers
-        self._totals = EngineTotals()
         self._connection: EngineConnection | None = None
-        self._rows = Rows(self._give_up)
-        self._suspects = Suspects()
         self._limits: Ready | None = None
         self._next_number = 1
         self._questions = Questions()
@@ -106,9 +86,7 @@ class EngineClient:
         Its end of a socketpair now belongs to the client.
         """
         assert self._connection is None, "there is an engine"
-        if guilty := self._suspects.convict():
-            for number in tuple(guilty.branches):
-                self._rows.fail(number, _POISON)
+        self.work.convict()
         await self._open(end)
         self.start(config)
 
@@ -119,17 +97,12 @@ class EngineClient:
     @property
     def counters(self) -> Counters:
         """The engine's state, and totals over all engines."""
-        return self._totals.counters
+        return self.totals.counters
 
     @property
     def num_heard(self) -> int:
         """How often the present engine has said something; -1: there is none."""
         return -1 if self._connection is None else self._connection.num_reads
-
-    @property
-    def num_rows(self) -> int:
-        """Rows that have not ended."""
-        return len(self._rows)
 
     @property
     def is_closing(self) -> bool:
@@ -196,55 +169,6 @@ class EngineClient:
         self._next_number += count
         return first
 
-    def submit(self, message: Submit, rows: Sequence[Row]) -> None:
-        """Send a prompt, and hand what comes back for its `message.n` rows to `rows`, in order.
-
-        While there is no engine it waits for the next one.
-
-        Raises:
-            EngineUnavailable: there is none any more.
-        """
-        if self.failure is not None:
-            raise EngineUnavailable(self.failure)
-        assert len(rows) == message.n
-        submission = self._rows.add(message, rows)
-        if self.is_serving and not self._suspects.are_tried:
-            self._resubmit(submission)
-
-    def cancel(self, request: int) -> None:
-        """Forget a row and tell the engine, if it has not ended. Idempotent, never raises."""
-        if branch := self._rows.remove(request):
-            self._tell(branch.submission, Cancel(request))
-
-    def finish(self, request: int, tokens_kept: int) -> None:
-        """End a row normally after `tokens_kept` tokens, and forget it. Never raises."""
-        if branch := self._rows.remove(request):
-            self._tell(branch.submission, Finish(request, tokens_kept))
-
-    def grant(self, request: int, tokens: int) -> None:
-        """Let all rows that were submitted with one have `tokens` more. Never raises."""
-        if branch := self._rows.get(request):
-            branch.submission.grant(tokens)
-            self._tell(branch.submission, Credit(request, tokens))
-
-    def stall(self, request: int, *, is_stalled: bool) -> None:
-        """The reader of a row takes nothing for now, or does again. Never raises."""
-        if branch := self._rows.get(request):
-            branch.is_stalled = is_stalled
-            self._tell(branch.submission, Stall(request, is_stalled))
-
-    def reprioritise(self, request: int, priority: int) -> None:
-        """Give a row that has not ended another priority. Never raises."""
-        if branch := self._rows.get(request):
-            branch.submit = replace(branch.submit, priority=priority)
-            self._tell(branch.submission, Reprioritise(request, priority))
-
-    def set_deadline(self, request: int, deadline_s: float | None) -> None:
-        """Give a row that has not ended another deadline, None being none. Never raises."""
-        if branch := self._rows.get(request):
-            branch.submit = replace(branch.submit, deadline_s=deadline_s)
-            self._tell(branch.submission, SetDeadline(request, deadline_s))
-
     def reset_prefix_cache(self) -> asyncio.Future[None]:
         """Let the engine forget every cached prefix; the future ends when it has.
 
@@ -309,16 +233,8 @@ class EngineClient:
 
     def blame(self, policy: str, hook: str) -> None:
         """The engine was lost in this hook, so that no row is to blame, and the next is told."""
-        count = FaultCount(policy, hook, 1, quarantined=True)
-        counts = {(each.policy, each.hook): each for each in self.policy_faults}
-        if before := counts.get((policy, hook)):
-            count = replace(before, faults=before.faults + 1, quarantined=True)
-        counts[policy, hook] = count
-        self.policy_faults = tuple(
-            replace(each, quarantined=True) if each.policy == policy else each
-            for each in counts.values()
-        )
-        self._suspects.acquit()
+        self.totals.blame(policy, hook)
+        self.work.acquit()
 
     def fail(self, reason: str) -> None:
         """There is no engine any more: everybody who waits is told, once."""
@@ -326,14 +242,14 @@ class EngineClient:
             return
         self.failure = reason
         if self._limits is not None and not self._closing:  # who started it tells of a start-up
-            logger.error("engine_lost", reason=reason, rows=len(self._rows))
+            logger.error("engine_lost", reason=reason, rows=len(self.work))
         if self._connection is not None:
             self._connection.abort()
             self._connection = None
         self._at_rest = True
         self._end_ready(reason)
         self._questions.fail(reason)
-        self._rows.fail_all(reason)
+        self.work.fail(reason)
         for future in (self._loss, self._lost):
             if not future.done():
                 future.set_result(reason)
@@ -344,13 +260,9 @@ class EngineClient:
             self._loss = asyncio.get_running_loop().create_future()
         self._connection = await EngineConnection.open(end, self._dispatch, self._on_lost)
 
-    def _give_up(self, branch: Branch) -> None:
-        self._tell(branch.submission, Cancel(branch.number))
-
-    def _tell(self, submission: Submission, message: ToEngine) -> None:
-        """Send what only an engine need know that has the submission."""
-        if submission.place is not None and self._connection is not None:
-            self.send(message)
+    def _deliver(self, message: ToEngine) -> int:
+        self.send(message)
+        return self._sent
 
     def _refuse_unless_serving(self) -> None:
         if not self.is_serving:
@@ -379,14 +291,11 @@ class EngineClient:
         self._connection.abort()
         self._connection = None
         was_serving = self.is_serving
-        logger.error("engine_lost", reason=reason, rows=len(self._rows))
+        logger.error("engine_lost", reason=reason, rows=len(self.work))
         self._end_ready(reason)
         self._questions.fail(reason)
-        at_work = self._rows.at_work(self._received) if was_serving else ()
-        self._show(self._rows.interruptions(reason, self.counters.steps))
-        self._suspects.engine_died(at_work)
-        self._rows.interrupt()
-        self._totals.engine_lost()
+        self._show(self.work.engine_lost(reason, self._received, self.counters.steps))
+        self.totals.engine_lost()
         self._sent = self._received = 0
         self._at_rest, self.patience_s = True, 0.0
         self._loss.set_result(reason)
@@ -405,27 +314,6 @@ class EngineClient:
     def _tell_serving(self) -> None:
         for callback in self._on_serving:
             callback(self.is_serving)
-
-    def _send_waiting(self) -> None:
-        """Rows that the engine does not have; while there are suspects, one of them at most."""
-        if self._suspects.are_tried:
-            is_idle = self._at_rest
-            if each := self._suspects.next(is_idle=is_idle):
-                if each.place is None:
-                    self._resubmit(each)
-                return
-            if self._suspects.are_tried:
-                return
-        for submission in self._rows.submissions:
-            if submission.place is None:
-                self._resubmit(submission)
-
-    def _resubmit(self, submission: Submission) -> None:
-        self.send(submission.message())
-        submission.place = self._sent
-        for branch in submission.branches.values():
-            if branch.is_stalled:
-                self.send(Stall(branch.number, True))
 
     # messages
 
@@ -447,33 +335,28 @@ class EngineClient:
         if not self._ready.done():
             self._limits = ready
             self._ready.set_result(ready)
-            self._send_waiting()
+            self.work.engine_ready()
             self._tell_serving()
 
     def _on_failed(self, failed: Failed) -> None:
         if failed.request is None:
             self._let_go(failed.message)
         else:
-            self._rows.fail(failed.request, failed.message)
+            self.work.refuse(failed.request, failed.message)
 
     def _on_step(self, step: Step) -> None:
         news = read_news(step)
-        counters = self._totals.update(step.counters)
+        counters = self.totals.update(step)
         for callback in self._on_counters:
             callback(counters)
-        if step.hook_uses:
-            self.hook_uses = step.hook_uses
-        if step.policy_faults:
-            self.policy_faults = step.policy_faults
         self.patience_s, self._received = step.patience_s, step.counters.received
         # A frame may have left before the engine read what we sent last
         self._at_rest = step.counters.at_rest and self._received == self._sent
-        self._rows.hand_out(news, step.prompt_scores, step.decisions)
+        self.work.hand_out(news, step.prompt_scores, step.decisions)
         if step.decisions:
             self._show(step.decisions)
         self._questions.has_handled(self._received)
-        if self._suspects.are_tried:
-            self._send_waiting()
+        self.work.go_on(is_idle=self._at_rest)
 
     def _show(self, decisions: Sequence[Decision]) -> None:
         if not decisions:

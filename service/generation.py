@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 
 from cadenza.service.choice import Choice, TextOptions
-from cadenza.service.engine_client import EngineClient
+from cadenza.service.engine_work import EngineWork
 from cadenza.service.errors import DeadlineExceeded, GenerationFailed, RequestError
 from cadenza.service.events import (
     Admitted,
@@ -52,7 +52,7 @@ class Generation:
         model: str,
         prompt: Sequence[int],
         deadline_s: float | None,
-        engine: EngineClient,
+        work: EngineWork,
         timer: RequestTimer,
         places: Places,
         queue_position: int,
@@ -73,7 +73,7 @@ class Generation:
         self.cached_tokens = 0  # of the prompt, known once the first choice is admitted
         self._prompt = prompt
         self._expected_end_s = _expected_end_s(deadline_s)
-        self._engine = engine
+        self._work = work
         self._timer = timer
         self._places = places
         self._on_closed = on_closed
@@ -131,7 +131,7 @@ class Generation:
                 self._unseated.add(choice)
             for submit in submits:
                 rows = self._choices[submit.choice : submit.choice + submit.n]
-                self._engine.submit(submit, rows)
+                self._work.submit(submit, rows)
         except BaseException:
             self._end("error")
             raise
@@ -154,13 +154,13 @@ class Generation:
     def reprioritise(self, priority: int) -> None:
         """Give what has not ended another priority."""
         for choice in self._choices:
-            self._engine.reprioritise(choice.number, priority)
+            self._work.reprioritise(choice.number, priority)
 
     def set_deadline(self, deadline_s: float | None) -> None:
         """Give what has not ended another deadline, on the monotonic clock; None: none."""
         self._expected_end_s = _expected_end_s(deadline_s)
         for choice in self._choices:
-            self._engine.set_deadline(choice.number, deadline_s)
+            self._work.set_deadline(choice.number, deadline_s)
 
     def stall(self, *, is_stalled: bool) -> None:
         """The reader takes nothing for now, or does again; meanwhile seats are others'.
@@ -169,13 +169,13 @@ class Generation:
         """
         if not self._ended:
             for choice in self._choices:
-                self._engine.stall(choice.number, is_stalled=is_stalled)
+                self._work.stall(choice.number, is_stalled=is_stalled)
 
     def grant(self, tokens: int) -> None:
         """The reader takes `tokens` more, of all choices together."""
         if not self._ended:
             running = next(choice for choice in self._choices if not choice.is_over)
-            self._engine.grant(running.number, tokens)
+            self._work.grant(running.number, tokens)
 
     async def __aenter__(self) -> Generation:
         self._in_context = True
@@ -258,7 +258,7 @@ class Generation:
         self._places.leave_all()
         for choice in self._choices:
             if not choice.is_over:
-                self._engine.cancel(choice.number)
+                self._work.cancel(choice.number)
         self._timer.ended(reason)
         self._wake()
 
@@ -311,7 +311,7 @@ class Generation:
         self._end("error")
 
     def choice_stopped(self, choice: Choice) -> None:
-        self._engine.finish(choice.number, choice.num_tokens)
+        self._work.finish(choice.number, choice.num_tokens)
 
     def _conclude(self) -> None:
         """Every choice is over. One that expired makes the whole a failure, its text told first."""

@@ -272,7 +272,7 @@ class Generator:
     @property
     def is_idle(self) -> bool:
         """Whether no request is anywhere between its arrival and the delivery of its answer."""
-        running = self._open or self.engine.num_rows or self.num_queued
+        running = self._open or len(self.engine.work) or self.num_queued
         return not (running or self.resumption.num_undelivered)
 
     def close(self) -> None:
@@ -336,7 +336,7 @@ class Generator:
             model=self.model_name,
             prompt=job.prompt,
             deadline_s=job.checked.deadline_s,
-            engine=self.engine,
+            work=self.engine.work,
             timer=job.timer,
             places=job.places,
             queue_position=position,

@@ -145,8 +145,8 @@ class PolicyControl:
         return msgspec.structs.replace(
             first,
             policies=self._config,
-            policy_faults=tuple(self._engine.policy_faults),
-            hook_uses=tuple(self._engine.hook_uses),
+            policy_faults=tuple(self._engine.totals.policy_faults),
+            hook_uses=tuple(self._engine.totals.hook_uses),
         )
 
     async def restore_shadow(self) -> None:

@@ -130,5 +130,5 @@ class Supervisor:
             pause_s = self._clock() - self._paused_s
             self._paused_s = None
             self._metrics.engine_pause_s += pause_s
-            rows = self._client.num_rows
+            rows = len(self._client.work)
             _log.warning("engine_recovered", pause_s=round(pause_s, 3), rows=rows)

@@ -27,7 +27,7 @@ def policies(generator: Generator) -> Iterator[Family]:
         labels=("hook", "policy"),
         samples=[((hook, policy), 1) for hook, each in decides.items() for policy in each],
     )
-    uses = [*engine.hook_uses, *front.uses]
+    uses = [*engine.totals.hook_uses, *front.uses]
     counted = (
         ("policy_calls", "calls", "Times a policy was asked."),
         ("policy_seconds", "spent_s", "Time that this took."),
@@ -43,7 +43,7 @@ def policies(generator: Generator) -> Iterator[Family]:
             samples=[((use.policy, use.hook), getattr(use, field)) for use in uses],
         )
     # those that never failed do not show
-    faults = [(c.policy, c.hook, c.faults, c.quarantined) for c in engine.policy_faults]
+    faults = [(c.policy, c.hook, c.faults, c.quarantined) for c in engine.totals.policy_faults]
     faults += [(c.policy, c.hook, c.faults, c.quarantined) for c in front.faults]
     yield Family(
         name="policy_faults_by_hook",

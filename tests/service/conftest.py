@@ -88,7 +88,7 @@ class Front:
 
     def is_clean(self) -> bool:
         """Whether nothing is left of any request, here or in the engine."""
-        rows = self.client.num_rows or self.engine.running or self.engine.waiting
+        rows = len(self.client.work) or self.engine.running or self.engine.waiting
         return not rows and self.generator.num_queued == 0
 
 

@@ -192,7 +192,7 @@ class Simulation:
                 await self._start()
             self._pass_on()
             await self._settle()
-        assert self.client.num_rows == self.generator.num_queued == 0
+        assert len(self.client.work) == self.generator.num_queued == 0
         assert not self.engine.driver.scheduler.has_unfinished, "the engine keeps somebody"
 
     async def _settle(self) -> None:

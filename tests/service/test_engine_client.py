@@ -178,8 +178,8 @@ def test_an_engine_that_says_it_failed_is_dead(run, open_front):
                 await front.client.ready()
             with pytest.raises(EngineUnavailable):
                 front.client.send(Cancel(1))
-            front.client.cancel(1)  # never raises
-            front.client.finish(1, 1)
+            front.client.work.cancel(1)  # never raises
+            front.client.work.finish(1, 1)
             await front.client.lost()
 
     run(main())
@@ -191,10 +191,10 @@ def test_credit_deadlines_and_a_reset_reach_the_engine(run, open_front):
             front.engine.auto = False
             generation = await front.generator.submit(GenerationRequest(text="x"))
             [choice] = generation._choices
-            front.client.grant(choice.number, 5)
-            front.client.set_deadline(choice.number, 12.5)
-            front.client.set_deadline(choice.number, None)
-            front.client.set_deadline(choice.number + 1, 1.0)  # nobody's
+            front.client.work.grant(choice.number, 5)
+            front.client.work.set_deadline(choice.number, 12.5)
+            front.client.work.set_deadline(choice.number, None)
+            front.client.work.set_deadline(choice.number + 1, 1.0)  # nobody's
             front.client.reset_prefix_cache()
             await front.engine.until(lambda: ResetPrefixCache() in front.engine.received)
 
@@ -237,10 +237,10 @@ def test_a_frame_that_left_before_a_submit_was_read_does_not_hide_that_the_engin
 @pytest.mark.parametrize(
     "send",
     [
-        lambda client, row: client.cancel(row),
-        lambda client, row: client.finish(row, 1),
-        lambda client, row: client.grant(row, 1),
-        lambda client, row: client.set_deadline(row, 1.0),
+        lambda client, row: client.work.cancel(row),
+        lambda client, row: client.work.finish(row, 1),
+        lambda client, row: client.work.grant(row, 1),
+        lambda client, row: client.work.set_deadline(row, 1.0),
         lambda client, row: client.reset_prefix_cache(),
     ],
     ids=["cancel", "finish", "grant", "set_deadline", "reset_prefix_cache"],
@@ -279,8 +279,8 @@ def test_of_a_dead_engine_only_a_reset_is_told(run, open_front):
         async with open_front() as front:
             front.engine.die()
             await front.client.lost()
-            front.client.grant(1, 5)
-            front.client.set_deadline(1, 12.5)
+            front.client.work.grant(1, 5)
+            front.client.work.set_deadline(1, 12.5)
             with pytest.raises(EngineUnavailable):
                 front.client.reset_prefix_cache()
 

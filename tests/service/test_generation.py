@@ -270,7 +270,7 @@ def test_a_refusal_of_one_row_ends_them_all(run, open_front, refused, cancelled)
             await front.engine.until(lambda: bool(front.engine.cancels()))
 
             assert front.engine.cancels() == [numbers[choice] for choice in cancelled]
-            assert front.client.num_rows == 0
+            assert len(front.client.work) == 0
             assert front.generator.is_idle
 
     run(main())
@@ -575,7 +575,7 @@ def test_the_engines_death_ends_everything(run, open_front):
                 assert caught.value.retryable
             with pytest.raises(EngineUnavailable):
                 await front.generator.submit(ask())
-            assert front.client.num_rows == 0
+            assert len(front.client.work) == 0
             assert front.generator.num_queued == 0
 
     run(main())

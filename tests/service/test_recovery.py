@@ -92,10 +92,10 @@ def test_rows_that_ended_are_not_resubmitted_and_the_others_with_what_they_had(r
             await front.engine.until(lambda: len(front.engine.waiting) == 5)
             await front.step(2)
             stopped, running = second._choices
-            front.client.finish(stopped.number, 2)
+            front.client.work.finish(stopped.number, 2)
             front.engine.die()
             second.reprioritise(-5)
-            front.client.grant(running.number, 4)
+            front.client.work.grant(running.number, 4)
             waiting.set_deadline(12345.0)
             await front.recover()
             await front.engine.until(lambda: len(front.engine.waiting) == 3)

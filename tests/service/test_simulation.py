@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from cadenza.scheduler.credits import Credits
 from cadenza.scheduler.scheduler import Scheduler
-from cadenza.service.engine_client import EngineClient
 from cadenza.service.engine_rows import Rows
+from cadenza.service.engine_work import EngineWork
 from cadenza.service.submissions import Submission
 from cadenza.wire.messages import Resubmit
 
@@ -91,12 +91,12 @@ FAULTS: dict[str, tuple[Any, str, Any]] = {
         "remove",
         lambda self, branch: self.branches.pop(branch.number),
     ),
-    "nobody is gone on with": (EngineClient, "_send_waiting", lambda self: None),
+    "nobody is gone on with": (EngineWork, "_send_waiting", lambda self, *, is_idle: None),
     "rows of the dead engine count as the next one's": (Rows, "interrupt", lambda self: None),
     "stalled for ever": (Scheduler, "stall", _never_again),
-    "stops are not told": (EngineClient, "finish", lambda self, request, kept: None),
+    "stops are not told": (EngineWork, "finish", lambda self, request, kept: None),
     "cancels are not told": (
-        EngineClient,
+        EngineWork,
         "cancel",
         lambda self, request: self._rows.remove(request),
     ),

@@ -218,7 +218,7 @@ def test_a_policy_is_blamed_for_a_death_in_its_hook(run, open_front, culprit, is
             processes[0].die()
             await serves(front)
             counts = (FaultCount("edf", "order_admissions", 1, True),) if blamed else ()
-            assert front.client.policy_faults == counts
+            assert front.client.totals.policy_faults == counts
 
     run(main())
 

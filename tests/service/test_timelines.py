@@ -234,7 +234,7 @@ def test_a_watcher_that_raises_keeps_nothing_from_the_rows(run, open_front):
 def test_a_request_that_cannot_be_sent_has_no_timeline(run, open_front, monkeypatch):
     async def main():
         async with open_front() as front:
-            monkeypatch.setattr(front.client, "submit", lambda message, rows: 1 / 0)
+            monkeypatch.setattr(front.client.work, "submit", lambda message, rows: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 await front.generator.submit(GenerationRequest(text="x"))
             assert front.generator._timelines._rows == {}

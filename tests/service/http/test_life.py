@@ -214,7 +214,7 @@ def test_an_engine_whose_requests_all_wait_for_their_readers_may_be_silent(run, 
                 engine.step()
                 await told.wait()
                 assert not client.is_busy
-                client.grant(1, 5)
+                client.work.grant(1, 5)
                 assert client.is_busy
 
     run(main())

@@ -87,7 +87,7 @@ async def serve_checked() -> AsyncIterator[Checked]:
         finally:
             generator.resumption.close()
             await server.stop(0)
-        assert generator.num_queued == client.num_rows == 0
+        assert generator.num_queued == len(client.work) == 0
     finally:
         client.close()
         await client.lost()
