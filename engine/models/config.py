@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
+from typing import TypeGuard
 
 from cadenza.checkpoints import CheckpointError
 from cadenza.engine.models.families import Activation, Family
@@ -60,6 +62,13 @@ def visible_windows(windows: tuple[int | None, ...], max_positions: int) -> tupl
     )
 
 
+def is_positive_number(value: object) -> TypeGuard[int | float]:
+    """Tell whether a checkpoint's value is a number above 0, and finite."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return 0 < value <= sys.float_info.max  # which a long integer may be above
+
+
 def check_config(where: str, config: DecoderConfig) -> DecoderConfig:
     """Return `config`. Raises CheckpointError for sizes that cannot be a model's."""
     for field in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads"):
@@ -69,7 +78,7 @@ def check_config(where: str, config: DecoderConfig) -> DecoderConfig:
     softcaps = ("attention_softcap", "logits_softcap")
     numbers += [(field, cap) for field in softcaps if (cap := getattr(config, field)) is not None]
     for field, value in numbers:
-        if not isinstance(value, int | float) or not 0 < value < math.inf:
+        if not is_positive_number(value):
             raise CheckpointError(f"{where}: {field} is {value!r}, not a positive number.")
     for rope in config.ropes:
         _check_rope(where, rope, config.head_dim)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
 
+from cadenza.engine.heap import trim
 from cadenza.engine.kv_cache import KVCache
 from cadenza.engine.models.batch import ModelBatch
 from cadenza.engine.models.config import DecoderConfig
@@ -99,20 +101,25 @@ def load_decoder(
     Raises CheckpointError as `WeightSource.get` does.
     """
     loader = Loader(config, source, dtype, device)
-    layers = []
-    for index in range(config.num_layers):
-        progress("weights", index, config.num_layers)
-        layers.append(loader.layer(index))
+    kind = _native_layers if has_native_layers(config, dtype, device) else PlainLayers
+    layers = kind(config, _layers(config, loader, progress))
     loader.check_all_are_read()
     embedding = loader.tensor(_EMBEDDING, config.vocab_size, config.hidden_size)
     head = embedding
     if not config.tied_embeddings:
         head = loader.tensor("lm_head.weight", config.vocab_size, config.hidden_size)
     norm = loader.norm("model.norm")
-    kind = _native_layers if has_native_layers(config, dtype, device) else PlainLayers
-    model = Decoder(config, embedding, kind(config, layers), norm, pack(head))
+    model = Decoder(config, embedding, layers, norm, pack(head))
     progress("weights", config.num_layers, config.num_layers)
     return model
+
+
+def _layers(config: DecoderConfig, loader: Loader, progress: ProgressCallback) -> Iterator[Layer]:
+    """Read a layer when it is asked for: never are all of them in memory beside what is packed."""
+    for index in range(config.num_layers):
+        progress("weights", index, config.num_layers)
+        yield loader.layer(index)
+        trim()
 
 
 def has_native_layers(config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> bool:
@@ -143,11 +150,11 @@ def _shape(config: DecoderConfig) -> DecoderShape:
     )
 
 
-def _native_layers(config: DecoderConfig, layers: list[Layer]) -> NativeLayers:
+def _native_layers(config: DecoderConfig, layers: Iterable[Layer]) -> NativeLayers:
     rope = config.ropes[0]
     return NativeLayers(
         _shape(config),
-        [_native(*each) for each in zip(layers, config.windows, strict=True)],
+        map(_native, layers, config.windows),
         rotary_tables(rope.frequencies(), config.max_positions, rope.attention_factor),
     )
 

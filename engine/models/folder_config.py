@@ -6,7 +6,12 @@ import math
 from typing import Any
 
 from cadenza.checkpoints import CheckpointError, ModelFolder
-from cadenza.engine.models.config import DecoderConfig, check_config, visible_windows
+from cadenza.engine.models.config import (
+    DecoderConfig,
+    check_config,
+    is_positive_number,
+    visible_windows,
+)
 from cadenza.engine.models.families import Activation, Family, Windows
 from cadenza.engine.models.generation import folder_defaults, folder_eos
 from cadenza.engine.models.rope import (
@@ -120,9 +125,9 @@ def _scale(where: str, config: Any, head_dim: int) -> float:
 
 
 def _positive(where: str, name: str, value: Any) -> float:
-    if not isinstance(value, int | float) or not 0 < value < math.inf:
+    if not is_positive_number(value):
         raise CheckpointError(f"{where}: {name} is {value!r}, not a positive number.")
-    return value
+    return float(value)
 
 
 def _windows(where: str, family: Family, config: Any) -> tuple[int | None, ...]:

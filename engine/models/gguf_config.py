@@ -9,7 +9,12 @@ from typing import Any
 import numpy as np
 
 from cadenza.checkpoints import CheckpointError, GgufFile
-from cadenza.engine.models.config import DecoderConfig, check_config, visible_windows
+from cadenza.engine.models.config import (
+    DecoderConfig,
+    check_config,
+    is_positive_number,
+    visible_windows,
+)
 from cadenza.engine.models.families import BY_GGUF, Windows
 from cadenza.engine.models.generation import gguf_defaults, gguf_eos
 from cadenza.engine.models.rope import (
@@ -65,7 +70,7 @@ class _Numbers:
     def real(self, key: str, default: float | None = None) -> float:
         value = self.get(key)
         value = default if value is None else value
-        if not isinstance(value, int | float) or not 0 < value < math.inf:
+        if not is_positive_number(value):
             raise self._error(key)
         return float(value)
 

@@ -7,7 +7,7 @@ are fused: queries, keys and values into one product, gate and up into another.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -73,10 +73,11 @@ class _Step:
 class PlainLayers:
     """The layers of one model; the cache is all that a step changes."""
 
-    def __init__(self, config: DecoderConfig, layers: Sequence[Layer]) -> None:
+    def __init__(self, config: DecoderConfig, layers: Iterable[Layer]) -> None:
+        """layers: at least one, each packed before the next is asked for."""
         self._config = config
         self._layers = tuple(_packed(layer) for layer in layers)
-        device = layers[0].qkv.device
+        device = self._layers[0].attention_norm.device
         self._tables = {
             rope: rotary_tables(
                 rope.frequencies().to(device), config.max_positions, rope.attention_factor

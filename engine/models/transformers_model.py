@@ -175,15 +175,16 @@ class TransformersModel:
 
 
 def _replace_products(model: nn.Module) -> None:
-    for parent, name, product in list(_products(model)):
-        setattr(parent, name, _Product(product))
+    # by name, that each is let go before the next is packed
+    for parent, name in list(_products(model)):
+        setattr(parent, name, _Product(getattr(parent, name)))
 
 
-def _products(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
+def _products(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
     for parent in model.modules():
         for name, child in parent.named_children():
             if type(child) is nn.Linear:
-                yield parent, name, child
+                yield parent, name
 
 
 def _without_body(model: Any) -> Any:

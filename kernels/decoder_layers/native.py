@@ -9,7 +9,7 @@ that a row is bitwise the same in any batch. Levels of instruction sets differ f
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -97,11 +97,12 @@ class NativeLayers:
     def __init__(
         self,
         shape: DecoderShape,
-        layers: Sequence[LayerWeights],
+        layers: Iterable[LayerWeights],
         rotary: RotaryTables,
         level: str | None = None,
     ) -> None:
-        """level: one of `kernels.linear.native.levels()`, the fastest by default.
+        """layers: at least one, each packed before the next is asked for; level: one of
+        `kernels.linear.native.levels()`, the fastest by default.
 
         Raises ValueError and MemoryError as `PackedWeight` does.
         """
@@ -110,13 +111,13 @@ class NativeLayers:
         self._library: Library = found
         self._shape = shape
         self._packed = tuple(_packed(weights, level) for weights in layers)
-        self._dtype = layers[0].qkv.dtype
+        self._dtype = self._packed[0].qkv.dtype
         self._rotary = RotaryTables(rotary.cos.contiguous(), rotary.sin.contiguous())
-        self._layers = (Layer * len(layers))(*(_addresses(layer) for layer in self._packed))
+        self._layers = (Layer * len(self._packed))(*(_addresses(layer) for layer in self._packed))
         self._model = Model(
             self._packed[0].qkv.level,
             DTYPES[self._dtype],
-            len(layers),
+            len(self._packed),
             self._layers,
             shape.hidden_size,
             shape.num_heads,

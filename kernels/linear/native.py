@@ -70,6 +70,10 @@ class PackedWeight:
         return self._shape[0]
 
     @property
+    def dtype(self) -> torch.dtype:
+        return self._dtype
+
+    @property
     def level(self) -> int:
         """The number of the instruction set that it is multiplied with."""
         return self._level

@@ -174,9 +174,11 @@ BROKEN_FOLDERS: dict[str, tuple[Damage, str]] = {
         )
         for kind, change, problem in [
             ("linear", {"factor": "x"}, "factor of rotary positions is 'x', not a positive"),
+            ("linear", {"factor": 10**400}, "factor of rotary positions is 1000"),
             ("linear", {"factor": None}, "factor of rotary positions is None"),
             ("yarn", {"beta_fast": -1}, "beta_fast of rotary positions is -1"),
             ("yarn", {"mscale": "x", "mscale_all_dim": 1.0}, "mscale of rotary positions is 'x'"),
+            ("llama3", {"low_freq_factor": True}, "low_freq_factor of rotary positions is True"),
             ("llama3", {"low_freq_factor": 4.0}, "is 4.0, not under high_freq_factor, 4.0"),
             ("longrope", {"short_factor": [1.0] * 4}, "4 rotary frequencies have a factor, but"),
             ("longrope", {"short_factor": ["x"] * 5}, "short_factor is 'x', not a positive"),
