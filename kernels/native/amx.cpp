@@ -179,9 +179,10 @@ TARGET void end_units() {
 template <int UNITS>
 TARGET void scores_of(const Scores& s, int64_t row) {
   EACH_SUM(UNITS, _tile_zero);
-  const char* queries = s.queries + row * s.stride;
+  const int64_t stride = s.dims * 2;
+  const char* queries = s.queries + row * stride;
   for (int64_t at = 0; at < kUnit * s.dims * 2; at += 16 * 64) {
-    _tile_loadd(4, queries, s.stride);
+    _tile_loadd(4, queries, stride);
     queries += 64;
 #define ADD(unit) { _tile_loadd(6, s.units[unit] + at, 64); _tile_dpbf16ps(unit, 4, 6); }
     EACH_SUM(UNITS, ADD);

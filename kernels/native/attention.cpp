@@ -57,8 +57,7 @@ template <class Value>
 class PartTask {
  public:
   PartTask(const Attention& attention, const Piece& piece, const Part& part, Scratch& scratch)
-      : a_(attention), piece_(piece), part_(part), s_(scratch), group_(a_.heads / a_.kv_heads),
-        depth_(padded_depth(a_.head_dim, a_.dtype)) {}
+      : a_(attention), piece_(piece), part_(part), s_(scratch), group_(a_.heads / a_.kv_heads) {}
 
   void run() {
     for (int64_t head = 0; head < part_.num_heads; ++head) take_queries(head);
@@ -154,12 +153,11 @@ class PartTask {
   }
 
   void take_queries(int64_t head) {
-    const int64_t bytes = a_.head_dim * sizeof(Value), stride = depth_ * sizeof(Value);
+    const int64_t bytes = a_.head_dim * sizeof(Value);
     for (int64_t i = 0; i < queries(); ++i) {
       const int64_t at = head * queries() + i;
       const int64_t from = (piece_.token + i / group_) * a_.heads + query_head(head, i);
-      std::memcpy(s_.queries + at * stride, a_.queries + from * bytes, bytes);
-      std::memset(s_.queries + at * stride + bytes, 0, stride - bytes);
+      std::memcpy(s_.queries + at * bytes, a_.queries + from * bytes, bytes);
       std::memset(s_.attended + at * a_.head_dim, 0, a_.head_dim * sizeof(float));
       s_.most[at] = -std::numeric_limits<float>::infinity();
       std::memset(s_.totals[at], 0, sizeof s_.totals[at]);
@@ -180,10 +178,10 @@ class PartTask {
   // Scores of the positions that see the tile.
   void score(const KeyTile& tile) {
     const int64_t from = tile.head * queries() + tile.begin * group_;
-    const int64_t stride = depth_ * static_cast<int64_t>(sizeof(Value));
+    const int64_t bytes = a_.head_dim * static_cast<int64_t>(sizeof(Value));
     compute_scores(*a_.level, a_.dtype,
-                   {s_.queries + from * stride, stride, (tile.end - tile.begin) * group_,
-                    a_.head_dim, tile.keys, tile.num_units, scores(tile, from)});
+                   {s_.queries + from * bytes, (tile.end - tile.begin) * group_, a_.head_dim,
+                    tile.keys, tile.num_units, scores(tile, from)});
   }
 
   float* scores(const KeyTile& tile, int64_t query) const {
@@ -207,7 +205,8 @@ class PartTask {
   }
 
   void add_values(const KeyTile& tile) {
-    if (tile.first + tile.count <= piece_.position + 1 || is_finite(tile))
+    const int64_t seen = std::min(piece_.position + 1 - tile.first, tile.count);  // by all
+    if (is_finite(tile, std::max<int64_t>(seen, 0) / kUnit))
       add_values(tile, tile.values, tile.begin, tile.end);
     else
       add_values_one_by_one(tile);
@@ -220,7 +219,7 @@ class PartTask {
                                 tile.num_units, attended(from)});
   }
 
-  // Nothing that a position does not see is among its values: a weight of 0 would not hide NaN.
+  // Nothing that comes after a position is among its values: a weight of 0 would not hide NaN.
   void add_values_one_by_one(const KeyTile& tile) {
     const int64_t bytes = a_.cache.unit_bytes();
     const char* values[kTileUnits];
@@ -236,18 +235,19 @@ class PartTask {
     }
   }
 
-  // Whether all values of the tile are.
-  bool is_finite(const KeyTile& tile) const {
-    using Bits = std::conditional_t<sizeof(Value) == 2, uint16_t, uint32_t>;
-    constexpr Bits exponent = sizeof(Value) == 2 ? 0x7f80u : 0x7f800000u;
-    bool found = false;
-    for (int64_t unit = 0; unit < tile.num_units; ++unit)
+  // Whether all values of the tile are, from a unit on. Behind a row's last token lies what others
+  // have left there.
+  bool is_finite(const KeyTile& tile, int64_t first_unit) const {
+    using Bits = std::conditional_t<sizeof(Value) == 2, int16_t, int32_t>;
+    constexpr Bits exponent = sizeof(Value) == 2 ? 0x7f80 : 0x7f800000;
+    Bits most = 0;  // unlike a bool, quick without instructions of a level
+    for (int64_t unit = first_unit; unit < tile.num_units; ++unit)
       for (int64_t i = 0; i < kUnit * a_.head_dim; ++i) {
         Bits bits;
         std::memcpy(&bits, tile.values[unit] + i * sizeof bits, sizeof bits);
-        found |= (bits & exponent) == exponent;
+        most = std::max<Bits>(most, bits & exponent);
       }
-    return !found;
+    return most < exponent;
   }
 
   void give_results(int64_t head) const {
@@ -265,7 +265,6 @@ class PartTask {
   const Part& part_;
   Scratch& s_;
   const int64_t group_;
-  const int64_t depth_;  // of a query, padded
 };
 
 struct Tasks {

@@ -150,7 +150,6 @@ class Forward {
   }
 
   void run() {
-    clear_values();
     for (int64_t index = 0; index < m_.num_layers; ++index) {
       const CadenzaLayer& layer = m_.layers[index];
       norm(layer.attention_norm);
@@ -252,20 +251,6 @@ class Forward {
       level_->elementwise.norm(x, weight, m_.head_dim, m_.eps, kFloat32,
                                reinterpret_cast<char*>(x));
     level_->elementwise.rotate({x, m_.cos + at, m_.sin + at, half, y}, m_.dtype);
-  }
-
-  // What lies in a unit behind its last token has a weight of 0, which hides all but NaN: so a unit
-  // is cleared before its first token comes.
-  void clear_values() const {
-    if (s_.block_size < kUnit) return;
-    each_token([&](int64_t token) {
-      if (s_.offsets[token] % kUnit != 0) return;
-      for (int64_t layer = 0; layer < m_.num_layers; ++layer) {
-        const Cache to = cache(layer);
-        for (int64_t head = 0; head < m_.kv_heads; ++head)
-          to.clear_values(to.values(s_.blocks[token], s_.offsets[token], head), 0);
-      }
-    });
   }
 
   const CadenzaModel& m_;

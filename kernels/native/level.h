@@ -10,7 +10,6 @@
 //   values  fp32 [16][dims],  bf16 [8][dims][2]
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 
 namespace cadenza {
@@ -96,10 +95,9 @@ struct Rotation {
 
 // A tile of keys against some queries of one head.
 struct Scores {
-  const char* queries;  // [rows][padded dims]
-  int64_t stride;       // bytes
+  const char* queries;  // [rows][dims]
   int64_t rows;
-  int64_t dims;
+  int64_t dims;  // a multiple of 32, as in what follows
   const char* const* units;  // of keys
   int64_t num_units;         // at most kTileUnits
   float* scores;             // [rows][kKeyTile]; of units that there are

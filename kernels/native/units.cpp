@@ -15,14 +15,15 @@ void each_rows(const Kernel& kernel, int64_t rows, const With& with) {
 }
 
 void scores_by_tiles(const Kernel& kernel, int32_t dtype, const Scores& s) {
+  const int64_t stride = s.dims * size_of(dtype);
   each_rows(kernel, s.rows, [&](int64_t row, int64_t count) {
     for (int64_t unit = 0; unit < s.num_units; unit += 2) {
       const bool is_last = unit + 1 == s.num_units;
       const char *first = s.units[unit], *second = is_last ? first : s.units[unit + 1];
       float* y = s.scores + row * kKeyTile + unit * kUnit;
-      kernel.tile({s.queries + row * s.stride, s.stride, {first, second}, kHalfBytes,
-                   padded_depth(s.dims, dtype), reinterpret_cast<char*>(y), kRowBytes, count,
-                   is_last ? kUnit : 2 * kUnit, Finish::kFloat32, nullptr, 0});
+      kernel.tile({s.queries + row * stride, stride, {first, second}, kHalfBytes, s.dims,
+                   reinterpret_cast<char*>(y), kRowBytes, count, is_last ? kUnit : 2 * kUnit,
+                   Finish::kFloat32, nullptr, 0});
     }
   });
 }

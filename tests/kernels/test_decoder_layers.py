@@ -277,6 +277,24 @@ def test_what_is_not_finite_harms_nothing_before_it(
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("block_size", [4, 16, 64])
+def test_what_lies_behind_the_last_token_harms_nothing(
+    block_size: int, dtype: torch.dtype, level: str
+) -> None:
+    """Tokens that were computed once, and are not part of the sequence any more."""
+    model = Model("with all", dtype, level, block_size, lengths=(100,))
+    clean = model.in_chunks(0, size=100)
+    right = model.hidden[0].clone()
+    for start, end, poison in ((70, 75, float("nan")), (81, 82, float("inf")), (20, 60, -1e30)):
+        model.hidden[0][end:] = poison
+        model.in_chunks(0, size=100)
+        model.hidden[0][end:] = right[end:]
+        found = model.step([Chunk(0, start, end)])[0]
+        assert same_bits(found, clean[start:end]), f"{poison} behind {end}"
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_large_residual_does_not_swallow_what_is_added(dtype: torch.dtype, level: str) -> None:
     """A product's sum is rounded to the residual's scale once, not at every input."""
     model = Model("demo", dtype, level, lengths=(3,))
