@@ -10,6 +10,7 @@ from typing import Any
 from cadenza.checkpoints.errors import CheckpointError
 
 _INDEX = "model.safetensors.index.json"
+_WEIGHTS = "model.safetensors"
 _GENERATION = "generation_config.json"
 
 
@@ -63,6 +64,8 @@ def _read_json(folder: Path, name: str) -> dict[str, Any]:
 def _find_weights(folder: Path) -> tuple[Path, ...]:
     if (folder / _INDEX).is_file():
         return _indexed_weights(folder)
+    if (folder / _WEIGHTS).is_file():  # whatever lies beside it, such as an adapter
+        return (folder / _WEIGHTS,)
     found = tuple(sorted(folder.glob("*.safetensors")))
     if not found:
         raise CheckpointError(

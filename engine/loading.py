@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,6 +11,7 @@ import torch
 from cadenza.checkpoints import read_folder, read_gguf
 from cadenza.engine.models import (
     BY_ARCHITECTURE,
+    HEAD,
     DecoderConfig,
     FolderWeights,
     GgufWeights,
@@ -68,12 +70,13 @@ def open_checkpoint(path: Path, max_model_len: int | None = None) -> Checkpoint:
         return Checkpoint(of_file, GgufWeights(file, of_file))
     folder = read_folder(path)
     architecture = folder_architecture(folder)
-    config: ModelConfig
-    if architecture in BY_ARCHITECTURE:
-        config = config_from_folder(folder, BY_ARCHITECTURE[architecture], max_model_len)
-    else:
-        config = transformers_model_config(folder, architecture)
-    return Checkpoint(config, FolderWeights(folder))
+    if architecture not in BY_ARCHITECTURE:
+        return Checkpoint(transformers_model_config(folder, architecture), FolderWeights(folder))
+    config = config_from_folder(folder, BY_ARCHITECTURE[architecture], max_model_len)
+    source = FolderWeights(folder)
+    # as transformers: a head that is there is used, whatever the configuration says of tying
+    is_tied = config.tied_embeddings and not source.has(HEAD)
+    return Checkpoint(replace(config, tied_embeddings=is_tied), source)
 
 
 def resolve_device(name: str) -> torch.device:

@@ -14,6 +14,7 @@ from cadenza.engine.models.transformers_loading import (
     transformers_model_config,
 )
 from cadenza.engine.models.weights import (
+    HEAD,
     FolderWeights,
     GgufWeights,
     ProgressCallback,
@@ -23,6 +24,7 @@ from cadenza.engine.models.weights import (
 __all__ = [
     "BY_ARCHITECTURE",
     "FAMILIES",
+    "HEAD",
     "Decoder",
     "DecoderConfig",
     "FolderWeights",

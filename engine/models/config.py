@@ -9,6 +9,7 @@ from typing import TypeGuard
 
 from cadenza.checkpoints import CheckpointError
 from cadenza.engine.models.families import Activation, Family
+from cadenza.engine.models.generation import check_eos
 from cadenza.engine.models.rope import PerFrequency, Rope
 from cadenza.wire.messages import SamplingDefaults
 
@@ -80,6 +81,7 @@ def check_config(where: str, config: DecoderConfig) -> DecoderConfig:
     for field, value in numbers:
         if not is_positive_number(value):
             raise CheckpointError(f"{where}: {field} is {value!r}, not a positive number.")
+    check_eos(where, config.eos_token_ids, config.vocab_size)
     for rope in config.ropes:
         _check_rope(where, rope, config.head_dim)
     for window in config.windows:

@@ -16,15 +16,13 @@ from cadenza.engine.models.families import Activation
 from cadenza.engine.models.layer import Layer
 from cadenza.engine.models.loader import Loader
 from cadenza.engine.models.plain_layers import PlainLayers
-from cadenza.engine.models.weights import ProgressCallback, WeightSource
+from cadenza.engine.models.weights import EMBEDDING, HEAD, ProgressCallback, WeightSource
 from cadenza.kernels.decoder_layers import DecoderShape, LayerWeights, NativeLayers, is_supported
 from cadenza.kernels.linear import Weight, linear, pack
 from cadenza.kernels.rms_norm import rms_norm
 from cadenza.kernels.rotary_embedding import rotary_tables
 from cadenza.kernels.soft_cap import soft_capped_
 from cadenza.kernels.triton_backend import uses_triton
-
-_EMBEDDING = "model.embed_tokens.weight"
 
 
 class Decoder:
@@ -104,10 +102,10 @@ def load_decoder(
     kind = _native_layers if has_native_layers(config, dtype, device) else PlainLayers
     layers = kind(config, _layers(config, loader, progress))
     loader.check_all_are_read()
-    embedding = loader.tensor(_EMBEDDING, config.vocab_size, config.hidden_size)
+    embedding = loader.tensor(EMBEDDING, config.vocab_size, config.hidden_size)
     head = embedding
     if not config.tied_embeddings:
-        head = loader.tensor("lm_head.weight", config.vocab_size, config.hidden_size)
+        head = loader.tensor(HEAD, config.vocab_size, config.hidden_size)
     norm = loader.norm("model.norm")
     model = Decoder(config, embedding, layers, norm, pack(head))
     progress("weights", config.num_layers, config.num_layers)

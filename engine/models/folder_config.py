@@ -37,9 +37,13 @@ def folder_architecture(folder: ModelFolder) -> str:
     return names[0]
 
 
-def transformers_config(folder: ModelFolder) -> Any:
-    """Return config.json as transformers' AutoConfig. Raises CheckpointError when it refuses."""
+def transformers_config(folder: ModelFolder, architecture: str) -> Any:
+    """Return config.json as transformers' AutoConfig.
+
+    Raises CheckpointError when that refuses, or reads it as another architecture's.
+    """
     from transformers import AutoConfig
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     try:
         config = AutoConfig.from_pretrained(folder.path, trust_remote_code=False)
@@ -50,6 +54,12 @@ def transformers_config(folder: ModelFolder) -> Any:
         ) from error
     if getattr(config, "quantization_config", None):
         raise CheckpointError(f"{folder.path}: quantised safetensors are not supported.")
+    read_as = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)
+    if architecture in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() and read_as != architecture:
+        raise CheckpointError(
+            f"{folder.path}: config.json names {architecture}, but its model_type is"
+            f" {config.model_type!r}, another's."
+        )
     return config
 
 
@@ -61,7 +71,7 @@ def config_from_folder(
     max_model_len: tokens that are asked for; None: what the model was made for. Raises
     CheckpointError when config.json is not usable, or a feature is not supported.
     """
-    where, config = str(folder.path), transformers_config(folder)
+    where, config = str(folder.path), transformers_config(folder, family.architecture)
     try:
         return check_config(where, _described(folder, family, config, max_model_len))
     except AttributeError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from cadenza.checkpoints import CheckpointError
@@ -44,13 +44,12 @@ def _defaults(where: str, found: Mapping[str, tuple[str, Any]]) -> SamplingDefau
         if value is None:
             continue
         low, high = _RANGES[name]
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or not low <= value <= high
-        ):
-            raise CheckpointError(f"{where}: {told_as} is {value!r}, not from {low} to {high}.")
-        settings[name] = max(int(value), 0) if name == "top_k" else float(value)
+        kind, noun = (int, "a whole number ") if name == "top_k" else (int | float, "")
+        if isinstance(value, bool) or not isinstance(value, kind) or not low <= value <= high:
+            raise CheckpointError(
+                f"{where}: {told_as} is {value!r}, not {noun}from {low} to {high}."
+            )
+        settings[name] = max(value, 0) if name == "top_k" else float(value)
     return SamplingDefaults(**settings)
 
 
@@ -59,9 +58,18 @@ def folder_eos(where: str, generation: Mapping[str, Any], configured: Any) -> tu
     eos = generation.get("eos_token_id")
     eos = configured if eos is None else eos
     ids = eos if isinstance(eos, list | tuple) else () if eos is None else (eos,)
-    if any(not isinstance(token, int) for token in ids):
+    if any(not isinstance(token, int) or isinstance(token, bool) for token in ids):
         raise CheckpointError(f"{where}: eos_token_id is {eos!r}, not ids of tokens.")
     return tuple(ids)
+
+
+def check_eos(where: str, ids: Iterable[int], vocab_size: int) -> None:
+    """Raise CheckpointError for end tokens that the model does not have."""
+    for token in ids:
+        if not 0 <= token < vocab_size:
+            raise CheckpointError(
+                f"{where}: the end token {token} is not one of the {vocab_size} tokens."
+            )
 
 
 def gguf_eos(metadata: Mapping[str, Any]) -> tuple[int, ...]:

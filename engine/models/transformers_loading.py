@@ -14,8 +14,9 @@ from cadenza.engine.kv_cache import CacheShape, KVCache
 from cadenza.engine.models.batch import ModelBatch
 from cadenza.engine.models.config import ModelConfig
 from cadenza.engine.models.folder_config import one_line, transformers_config
-from cadenza.engine.models.generation import folder_defaults, folder_eos
+from cadenza.engine.models.generation import check_eos, folder_defaults, folder_eos
 from cadenza.engine.models.transformers_model import TransformersModel
+from cadenza.engine.models.weights import COMPUTED
 
 _TRIED = 8  # tokens of the trial, in two chunks
 _FIRST_CHUNK = 5
@@ -30,7 +31,7 @@ def transformers_model_config(folder: ModelFolder, architecture: str) -> ModelCo
 
     Raises CheckpointError for what is no decoder-only model of texts, or known not to work.
     """
-    where, config = str(folder.path), transformers_config(folder)
+    where, config = str(folder.path), transformers_config(folder, architecture)
     _refuse(where, architecture, config)
     try:
         if config.num_attention_heads < 1:
@@ -52,6 +53,7 @@ def transformers_model_config(folder: ModelFolder, architecture: str) -> ModelCo
         size = getattr(described, name)
         if not isinstance(size, int) or size < 1:
             raise CheckpointError(f"{where}: {name} is {size!r}, not positive.")
+    check_eos(where, described.eos_token_ids, described.vocab_size)
     return described
 
 
@@ -75,7 +77,9 @@ def _refuse(where: str, architecture: str, config: Any) -> None:
         if kind not in _LAYER_TYPES:
             raise CheckpointError(f"{where}: layers of the type {kind!r} are not supported.")
     # transformers would choose its frequencies for all rows of a step by the longest of them
-    if (getattr(config, "rope_parameters", None) or {}).get("rope_type") == "longrope":
+    rope = getattr(config, "rope_parameters", None) or {}
+    of_layers = (kind for kind in rope.values() if isinstance(kind, dict))
+    if any(kind.get("rope_type") == "longrope" for kind in (rope, *of_layers)):
         raise CheckpointError(f"{where}: LongRoPE is supported in Phi-3 models alone.")
 
 
@@ -95,7 +99,7 @@ def load_transformers_model(
         )
     tokens = torch.arange(_TRIED, device=device) % config.vocab_size
     try:
-        loaded.eval().to(device).set_attn_implementation("eager")
+        loaded.eval().to(device)
         expected = loaded(tokens.unsqueeze(0), use_cache=False).logits[0].float()
         model = TransformersModel(config, loaded)
         found = _tried(where, model, tokens, loaded.config)
@@ -129,11 +133,18 @@ def _loaded(path: Path, dtype: torch.dtype) -> Any:
             trust_remote_code=False,
             local_files_only=True,
             use_safetensors=True,
+            # else those that config.json names, which may be code on the hub
+            attn_implementation="eager",
+            experts_implementation=None,
         )
     except Exception as error:  # as in `transformers_config`
         raise CheckpointError(f"{path}: transformers cannot load it: {one_line(error)}") from error
     if missing := sorted(report["missing_keys"]):
         raise CheckpointError(f"{path}: the weight {missing[0]!r} is missing.")
+    if unread := sorted(name for name in report["unexpected_keys"] if not name.endswith(COMPUTED)):
+        raise CheckpointError(
+            f"{path}: {unread[0]!r} is not a weight of a model that is configured like this."
+        )
     return model
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,11 +22,13 @@ ProgressCallback = Callable[[str, int, int], None]  # stage, done, total (0: not
 
 _AT_ONCE = 1 << 16  # elements that a thread dequantises: they stay in its core's cache
 
-_EMBEDDING = "model.embed_tokens.weight"
+EMBEDDING = "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
+_FLOATS = ("F64", "F32", "F16", "BF16")  # types of safetensors
 _GGUF_NAMES = {
-    _EMBEDDING: "token_embd.weight",
+    EMBEDDING: "token_embd.weight",
     "model.norm.weight": "output_norm.weight",
-    "lm_head.weight": "output.weight",
+    HEAD: "output.weight",
 }
 _GGUF_LAYER_NAMES = {
     "input_layernorm": "attn_norm",
@@ -48,7 +51,7 @@ _GGUF_LAYER_NAMES_WITH_POST_NORMS = _GGUF_LAYER_NAMES | {
     "post_feedforward_layernorm": "post_ffw_norm",
 }
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
-_COMPUTED = "rotary_emb.inv_freq"  # what old checkpoints store, and nobody reads
+COMPUTED = "rotary_emb.inv_freq"  # what old checkpoints store, and nobody reads
 
 
 class WeightSource(Protocol):
@@ -102,15 +105,33 @@ class FolderWeights:
         for path in folder.weights:
             try:
                 file = self._stack.enter_context(safe_open(path, framework="pt"))
-                self._files.update(dict.fromkeys(file.keys(), file))
+                names = file.keys()
+                kinds = {name: file.get_slice(name).get_dtype() for name in names}
             except self._errors as error:
                 raise CheckpointError(
                     f"{path}: not a readable safetensors file ({error}); truncated or corrupt?"
                 ) from error
+            self._check(path, kinds)
+            self._files.update(dict.fromkeys(names, file))
+
+    def _check(self, path: Path, kinds: Mapping[str, str]) -> None:
+        """Refuse weights that another file has too, or that are no numbers without a scale."""
+        for name, kind in kinds.items():
+            if name in self._files:
+                raise CheckpointError(f"{path}: {name!r} is in another file of the folder too.")
+            # others may be masks, such as `attention.bias` of GPT-NeoX
+            if name.endswith(".weight") and kind not in _FLOATS:
+                raise CheckpointError(
+                    f"{path}: {name!r} is stored as {kind}; of safetensors only"
+                    f" {', '.join(_FLOATS)} are supported, nothing quantised."
+                )
+
+    def has(self, name: str) -> bool:
+        return name in self._files
 
     @property
     def is_bfloat16(self) -> bool:
-        name = _EMBEDDING if _EMBEDDING in self._files else min(self._files, default=None)
+        name = EMBEDDING if EMBEDDING in self._files else min(self._files, default=None)
         return name is not None and self._files[name].get_slice(name).get_dtype() == "BF16"
 
     @property
@@ -127,18 +148,13 @@ class FolderWeights:
             weight: Tensor = file.get_tensor(name)
         except self._errors as error:
             raise CheckpointError(f"{self.where}: {name!r} cannot be read: {error}.") from error
-        if not weight.is_floating_point():
-            raise CheckpointError(
-                f"{self.where}: {name!r} is of type {weight.dtype};"
-                " quantised safetensors are not supported."
-            )
         _check_shape(self.where, name, tuple(weight.shape), shape)
         self._read.add(name)
         return weight
 
     def unread(self) -> list[str]:
         left = sorted(self._files.keys() - self._read)
-        return [name for name in left if ".layers." in name and not name.endswith(_COMPUTED)]
+        return [name for name in left if ".layers." in name and not name.endswith(COMPUTED)]
 
 
 class GgufWeights:
@@ -162,7 +178,7 @@ class GgufWeights:
 
     @property
     def is_bfloat16(self) -> bool:
-        info = self._file.tensors.get(_GGUF_NAMES[_EMBEDDING])
+        info = self._file.tensors.get(_GGUF_NAMES[EMBEDDING])
         return info is not None and GGML_TYPES[info.ggml_type].name == "BF16"
 
     @property

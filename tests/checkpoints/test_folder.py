@@ -41,6 +41,12 @@ def test_an_index_says_which_files_hold_the_weights(folder: Path):
     assert read_folder(folder).weights == (folder / "b.safetensors",)
 
 
+def test_what_lies_beside_whole_weights_is_not_loaded(folder: Path):
+    (folder / "model.safetensors").write_bytes(b"")
+
+    assert read_folder(folder).weights == (folder / "model.safetensors",)
+
+
 BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
     "no configuration": (lambda f: (f / "config.json").unlink(), "has no config.json"),
     "no tokenizer": (lambda f: (f / "tokenizer.json").unlink(), "has no tokenizer.json"),

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from gguf import GGMLQuantizationType, GGUFWriter
 from safetensors.torch import load_file, save_file
 
@@ -50,6 +51,19 @@ def test_weights_in_several_files_are_found_by_their_index(tmp_path: Path):
 
     one, two = (last_logits(tmp_path / name, [1, 2, 3]) for name in ("one", "two"))
     assert torch.equal(one, two)
+
+
+@torch.inference_mode()
+def test_a_head_that_is_there_is_used_even_if_it_is_said_to_be_tied(tmp_path: Path):
+    save_tiny(tmp_path)
+    configure(tmp_path, tie_word_embeddings=True)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert not torch.equal(theirs.lm_head.weight, theirs.model.embed_tokens.weight)
+
+    found = last_logits(tmp_path, [1, 2, 3])[0]
+
+    expected = theirs(torch.tensor([[1, 2, 3]])).logits[0, -1]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_progress_counts_the_layers(tmp_path: Path):
@@ -197,6 +211,23 @@ BROKEN_FOLDERS: dict[str, tuple[Damage, str]] = {
         lambda f: write_json(f / "generation_config.json", {"eos_token_id": "</s>"}),
         "eos_token_id is '</s>', not ids of tokens",
     ),
+    **{
+        f"the end token {token}": (
+            lambda f, token=token: write_json(
+                f / "generation_config.json", {"eos_token_id": [3, token]}
+            ),
+            problem,
+        )
+        for token, problem in [
+            (-1, "the end token -1 is not one of the 101 tokens"),
+            (101, "the end token 101 is not one of the 101 tokens"),
+            (True, "eos_token_id is [3, True], not ids of tokens"),
+        ]
+    },
+    "half a top_k": (
+        lambda f: write_json(f / "generation_config.json", {"top_k": 20.5}),
+        "top_k is 20.5, not a whole number from -1 to",
+    ),
     "a temperature that is none": (
         lambda f: write_json(f / "generation_config.json", {"temperature": "hot"}),
         "temperature is 'hot', not from 0.0 to 100.0",
@@ -212,7 +243,22 @@ BROKEN_FOLDERS: dict[str, tuple[Damage, str]] = {
     ),
     "integer weight": (
         lambda f: reweigh(f, DOWN, torch.zeros(48, 80, dtype=torch.int8)),
-        f"'{DOWN}' is of type torch.int8",
+        f"'{DOWN}' is stored as I8; of safetensors only F64, F32, F16, BF16 are supported",
+    ),
+    "a weight of eight bits": (
+        lambda f: reweigh(f, DOWN, torch.zeros(48, 80).to(torch.float8_e4m3fn)),
+        f"'{DOWN}' is stored as F8_E4M3",
+    ),
+    "a weight in two files": (
+        lambda f: (
+            (f / WEIGHTS).rename(f / "part0.safetensors"),
+            save_file({DOWN: torch.zeros(48, 80)}, f / "part1.safetensors"),
+        ),
+        f"part1.safetensors: '{DOWN}' is in another file of the folder too",
+    ),
+    "another family's description": (
+        lambda f: configure(f, model_type="mistral"),
+        "names LlamaForCausalLM, but its model_type is 'mistral', another's",
     ),
     "truncated weights": (lambda f: cut(f / WEIGHTS, 20_000), "model.safetensors: not a readable"),
     "corrupt weights": (
@@ -288,9 +334,11 @@ def write_gguf(
     shapes: dict[str, tuple[int, ...] | None] | None = None,
     architecture: str = "llama",
     stored: torch.dtype = torch.float32,
+    end_token: int = 3,
 ) -> None:
     """A tiny Llama as a GGUF file; None leaves a number or a tensor out."""
     writer = GGUFWriter(path, architecture)
+    writer.add_eos_token_id(end_token)
     for key, value in {**GGUF_NUMBERS, **(changes or {})}.items():
         name = f"llama.{key}"
         if isinstance(value, int):
@@ -411,6 +459,10 @@ BROKEN_GGUFS: dict[str, tuple[Damage, str]] = {
         "'blk.0.attn_q_norm.weight' is not a weight of a Llama model that is configured",
     ),
     "half rotated": (lambda p: write_gguf(p, {"rope.dimension_count": 4}), "rotating 4 of 6"),
+    "an end token that is none": (
+        lambda p: write_gguf(p, end_token=8),
+        "the end token 8 is not one of the 8 tokens",
+    ),
     "experts": (lambda p: write_gguf(p, {"expert_count": 8}), "mixture-of-experts"),
     "other scaling": (lambda p: write_gguf(p, {"rope.scaling.type": "ntk"}), "the type 'ntk'"),
     "endless scaling": (

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from cadenza.checkpoints import CheckpointError
 from cadenza.engine.loading import load_model
-from tests.engine.models.tiny import BY_LAYER, OTHERS, Tiny, scaled
+from tests.engine.models.tiny import BY_LAYER, LONGROPE, OTHERS, Tiny, scaled
 
 WEIGHTS = "model.safetensors"
 Change = Callable[[Path], object]
@@ -37,6 +37,7 @@ def reweigh(folder: Path, name: str, weight: torch.Tensor | None) -> None:
     save_file(weights, folder / WEIGHTS, {"format": "pt"})
 
 
+DEFAULT = scaled("default")
 NORM = "model.layers.1.self_attn.q_norm.weight"
 REFUSED: dict[str, tuple[Tiny, Change, str]] = {
     "an encoder with a decoder": (
@@ -100,6 +101,32 @@ REFUSED: dict[str, tuple[Tiny, Change, str]] = {
         lambda f: (f / WEIGHTS).write_bytes((f / WEIGHTS).read_bytes()[:20_000]),
         "model.safetensors: not a readable safetensors file",
     ),
+    "a layer too few": (
+        OTHERS["OLMo2"],
+        lambda f: configure(f, num_hidden_layers=2),
+        "'model.layers.2.mlp.down_proj.weight' is not a weight of a model that is configured",
+    ),
+    "integer weight": (
+        OTHERS["OLMo2"],
+        lambda f: reweigh(f, NORM, torch.zeros(48, dtype=torch.int8)),
+        f"'{NORM}' is stored as I8",
+    ),
+    "another's architecture": (
+        OTHERS["OLMo2"],
+        lambda f: configure(f, architectures=["GPTNeoXForCausalLM"]),
+        "names GPTNeoXForCausalLM, but its model_type is 'olmo2', another's",
+    ),
+    "longrope of some layers": (
+        OTHERS["OLMo3, with windows"],
+        lambda f: configure(
+            f,
+            rope_parameters={
+                "full_attention": LONGROPE["rope_parameters"],
+                "sliding_attention": DEFAULT["rope_parameters"],
+            },
+        ),
+        "LongRoPE is supported in Phi-3 models alone",
+    ),
     "no attention to replace": (
         Tiny("Falcon", {"alibi": True}),
         lambda _: None,
@@ -152,6 +179,32 @@ def test_a_window_that_attention_is_not_told_of_is_refused(
 
     with pytest.raises(CheckpointError, match="does not tell its attention of the sliding window"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "choice"),
+    [("OLMo2", "attn_implementation"), ("Mixtral, with experts", "experts_implementation")],
+)
+def test_a_checkpoint_does_not_choose_what_computes_it(name: str, choice: str, tmp_path: Path):
+    """transformers would take a name like this for a kernel to be loaded from the hub."""
+    OTHERS[name].save(tmp_path)
+    configure(tmp_path, **{choice: "someone/kernel"})
+
+    assert load(tmp_path).layers == "transformers"
+
+
+def test_code_of_a_checkpoint_is_not_run(tmp_path: Path):
+    OTHERS["OLMo2"].save(tmp_path)
+    classes = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}
+    configure(tmp_path, auto_map=classes)
+    ran = tmp_path / "ran"
+    (tmp_path / "custom_generate").mkdir()
+    for file in ("evil.py", "custom_generate/generate.py"):
+        (tmp_path / file).write_text(f"open({str(ran)!r}, 'w')")
+
+    assert load(tmp_path).config.architecture == "Olmo2ForCausalLM"
+
+    assert not ran.exists()
 
 
 @pytest.mark.parametrize("name", ["OLMo2", "GPT-NeoX"])
