@@ -33,19 +33,20 @@ def read_folder(path: str | Path) -> ModelFolder:
     path = Path(path)
     if not path.is_dir():
         raise CheckpointError(f"{path}: there is no such folder.")
-    config = _read_json(path, "config.json")
+    config = read_json(path, "config.json")
     weights = _find_weights(path)
     tokenizer = path / "tokenizer.json"
     if not tokenizer.is_file():
         raise CheckpointError(f"{path}: the folder has no tokenizer.json.")
     has_generation = (path / _GENERATION).is_file()
-    generation = _read_json(path, _GENERATION) if has_generation else {}
+    generation = read_json(path, _GENERATION) if has_generation else {}
     return ModelFolder(
         path=path, config=config, generation=generation, weights=weights, tokenizer=tokenizer
     )
 
 
-def _read_json(folder: Path, name: str) -> dict[str, Any]:
+def read_json(folder: Path, name: str) -> dict[str, Any]:
+    """Return the object of a JSON file. Raises CheckpointError where there is none."""
     file = folder / name
     try:
         value = json.loads(file.read_bytes())
@@ -75,7 +76,7 @@ def _find_weights(folder: Path) -> tuple[Path, ...]:
 
 
 def _indexed_weights(folder: Path) -> tuple[Path, ...]:
-    weight_map = _read_json(folder, _INDEX).get("weight_map")
+    weight_map = read_json(folder, _INDEX).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{folder / _INDEX}: the index has no weight_map.")
     # a file name only: an index must not lead out of its folder

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from tokenizers.pre_tokenizers import PreTokenizer
 
@@ -42,19 +43,19 @@ def build_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
             vocabulary.
     """
     kind = metadata.get("tokenizer.ggml.model")
-    if kind not in _ARRAYS:
+    if not isinstance(kind, str) or kind not in _ARRAYS:
         raise UnsupportedTokenizer(
             f"the tokenizer model {kind!r} is not supported, only {', '.join(_ARRAYS)}"
         )
-    missing = [name for name in _ARRAYS[kind] if f"tokenizer.ggml.{name}" not in metadata]
-    if missing:
-        raise UnsupportedTokenizer(f"the file has no tokenizer.ggml.{missing[0]}")
-    lengths = {
-        len(metadata[f"tokenizer.ggml.{name}"]) for name in _ARRAYS[kind] if name != "merges"
+    arrays: dict[str, Any] = {
+        name: metadata.get(f"tokenizer.ggml.{name}") for name in _ARRAYS[kind]
     }
-    if len(lengths) > 1:
+    for name, array in arrays.items():
+        if not _holds(array, texts=name in ("tokens", "merges")):
+            raise UnsupportedTokenizer(f"the file has no usable tokenizer.ggml.{name}")
+    if len({len(array) for name, array in arrays.items() if name != "merges"}) > 1:
         raise UnsupportedTokenizer("the file's tokens, types and scores are not as many")
-    tokens = [str(token) for token in metadata["tokenizer.ggml.tokens"]]
+    tokens = metadata["tokenizer.ggml.tokens"]
     build = sentencepiece if kind == "llama" else _byte_level
     tokenizer = build(metadata, tokens)
     _add_tokens(tokenizer, tokens, metadata["tokenizer.ggml.token_type"])
@@ -63,8 +64,11 @@ def build_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
 
 def _byte_level(metadata: Mapping[str, Any], tokens: list[str]) -> Tokenizer:
     pre = str(metadata.get("tokenizer.ggml.pre", "default"))
-    merges = [_pair(str(merge)) for merge in metadata["tokenizer.ggml.merges"]]
+    merges = [_pair(merge) for merge in metadata["tokenizer.ggml.merges"]]
     vocabulary = {token: index for index, token in enumerate(tokens)}
+    for left, right in merges:
+        if left not in vocabulary or right not in vocabulary or left + right not in vocabulary:
+            raise UnsupportedTokenizer(f"the merge {left + ' ' + right!r} is not one of tokens")
     # llama-bpe was made from a tiktoken file: a word that is a token is never merged up to
     model = models.BPE(vocab=vocabulary, merges=merges, ignore_merges=pre == "llama-bpe")
     tokenizer = Tokenizer(model)
@@ -73,6 +77,13 @@ def _byte_level(metadata: Mapping[str, Any], tokens: list[str]) -> Tokenizer:
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
+
+
+def _holds(array: Any, *, texts: bool) -> bool:
+    """Whether metadata is an array of texts, or else of numbers."""
+    if texts:
+        return isinstance(array, list) and all(isinstance(text, str) for text in array)
+    return isinstance(array, list | np.ndarray) and np.asarray(array).dtype.kind in "biuf"
 
 
 def _pair(merge: str) -> tuple[str, str]:

@@ -11,7 +11,6 @@ would change it under a running encode.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,6 +21,7 @@ from typing import Any
 import tokenizers
 
 from cadenza.checkpoints.errors import CheckpointError
+from cadenza.checkpoints.folder import read_json
 from cadenza.checkpoints.gguf import read_gguf
 from cadenza.service.chat_template import USUAL, ChatOptions, ChatTemplate
 from cadenza.service.detokenizer import Detokenizer
@@ -29,6 +29,8 @@ from cadenza.service.errors import InvalidRequest
 from cadenza.service.gguf_tokenizer import build_tokenizer
 from cadenza.service.token_bytes import TokenBytes
 from cadenza.service.token_texts import TokenTexts
+
+_CONFIG = "tokenizer_config.json"
 
 # Lone surrogates stand around a control token's literal while a template is rendered. No valid
 # text holds one (requests with surrogates are refused), so that no message can bring its own.
@@ -219,16 +221,22 @@ def _from_gguf(path: Path) -> Tokenizer:
 
 
 def _special_ids(metadata: Mapping[str, Any]) -> dict[str, int]:
+    """The special tokens that the file has; an id of no token stands for none, as in llama.cpp."""
     names = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding", "unk_token": "unknown"}
     stored = {name: metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in names.items()}
-    return {name: int(token) for name, token in stored.items() if token is not None}
+    return {
+        name: token
+        for name, token in stored.items()
+        if isinstance(token, int) and 0 <= token < len(metadata["tokenizer.ggml.tokens"])
+    }
 
 
 def _from_folder(folder: Path) -> Tokenizer:
     backend = _read_backend(folder / "tokenizer.json")
     backend.no_truncation()
     backend.no_padding()
-    config = _read_config(folder / "tokenizer_config.json")
+    has_config = (folder / _CONFIG).is_file()
+    config = read_json(folder, _CONFIG) if has_config else {}
     source = _template_source(folder, config)
     tokens = _token_texts(config)
     prefix = backend.encode("", add_special_tokens=True).ids
@@ -243,18 +251,15 @@ def _read_backend(path: Path) -> tokenizers.Tokenizer:
         raise ValueError(str(error)) from error
 
 
-def _read_config(path: Path) -> dict[str, Any]:
-    return dict(json.loads(path.read_text("utf-8"))) if path.exists() else {}
-
-
 def _template_source(folder: Path, config: Mapping[str, Any]) -> str | None:
     stored = folder / "chat_template.jinja"
     if stored.exists():
         return stored.read_text("utf-8")
     source = config.get("chat_template")
     if isinstance(source, list):  # several, by name
-        named = {entry["name"]: entry["template"] for entry in source}
-        source = named.get("default")
+        named = (entry for entry in source if isinstance(entry, Mapping))
+        usual = (entry.get("template") for entry in named if entry.get("name") == "default")
+        source = next(usual, None)
     return source if isinstance(source, str) else None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import tokenizers
@@ -190,11 +191,32 @@ def test_a_model_without_a_template_has_no_chat():
         make_tokenizer(None).encode_messages([], max_chars=10)
 
 
+BYTE_LEVEL = {
+    "tokenizer.ggml.model": "gpt2",
+    "tokenizer.ggml.tokens": ["a", "b", "ab"],
+    "tokenizer.ggml.merges": ["a b"],
+    "tokenizer.ggml.token_type": [1, 1, 1],
+}
+
+
 @pytest.mark.parametrize(
     ("metadata", "reason"),
     [
         ({"tokenizer.ggml.model": "rwkv"}, "'rwkv'"),
-        ({"tokenizer.ggml.model": "llama"}, "has no tokenizer.ggml.tokens"),
+        ({"tokenizer.ggml.model": "llama"}, "has no usable tokenizer.ggml.tokens"),
+        ({"tokenizer.ggml.model": ["gpt2"]}, "the tokenizer model .'gpt2'. is not supported"),
+        *(
+            ({**BYTE_LEVEL, f"tokenizer.ggml.{name}": value}, reason)
+            for name, value, reason in [
+                ("tokens", 3, "no usable tokenizer.ggml.tokens"),
+                ("tokens", [["a"]], "no usable tokenizer.ggml.tokens"),
+                ("token_type", ["a", "b", "ab"], "no usable tokenizer.ggml.token_type"),
+                ("merges", True, "no usable tokenizer.ggml.merges"),
+                ("merges", ["a c"], "the merge 'a c' is not one of tokens"),
+                ("merges", ["b a"], "the merge 'b a' is not one of tokens"),
+                ("merges", ["ab"], "the merge 'ab ' is not one of tokens"),
+            ]
+        ),
         (
             {
                 "tokenizer.ggml.model": "llama",
@@ -205,7 +227,7 @@ def test_a_model_without_a_template_has_no_chat():
             "not as many",
         ),
         ({}, "None"),
-        ({"tokenizer.ggml.model": "gpt2"}, "has no tokenizer.ggml.tokens"),
+        ({"tokenizer.ggml.model": "gpt2"}, "has no usable tokenizer.ggml.tokens"),
         (
             {
                 "tokenizer.ggml.model": "gpt2",
@@ -279,6 +301,29 @@ def test_a_folder_that_cannot_be_read_is_a_checkpoint_error(tmp_path, content):
         (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(CheckpointError):
         load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["1", "null", "[1]", "[" * 100_000, '{"'])
+def test_a_configuration_that_is_no_object_is_a_checkpoint_error(folder, content):
+    (folder / "tokenizer_config.json").write_text(content)
+    with pytest.raises(CheckpointError, match=r"tokenizer_config\.json: not "):
+        load_tokenizer(folder)
+
+
+@pytest.mark.parametrize("entry", [None, "x", {}, {"name": "default"}, {"name": ["default"]}])
+def test_templates_of_no_name_are_none(folder, entry):
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": [entry]}))
+
+    assert load_tokenizer(folder).template is None
+
+
+@pytest.mark.parametrize("token", [-1, 3, 2**32 - 1, "a", [0]])
+def test_a_special_token_of_no_id_is_none(monkeypatch, token):
+    ids = {"tokenizer.ggml.bos_token_id": token, "tokenizer.ggml.add_bos_token": True}
+    file = SimpleNamespace(metadata={**BYTE_LEVEL, **ids})
+    monkeypatch.setattr("cadenza.service.tokenizer.read_gguf", lambda _: file)
+
+    assert load_tokenizer("model.gguf").encode_text("ab") == [2]
 
 
 def test_byte_fallback_and_metaspace_tokens_have_their_bytes():
