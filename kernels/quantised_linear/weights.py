@@ -28,7 +28,8 @@ def quantise(weight: Tensor, dtype: torch.dtype) -> QuantisedWeight:
     largest = weight.abs().amax(dim=1)
     if not largest.isfinite().all():
         raise ValueError("a weight that is not finite cannot be quantised")
-    # a row of zeros has any scale
-    scales = torch.where(largest > 0, largest / _LARGEST[dtype], 1.0)
+    scales = largest / _LARGEST[dtype]
+    # zeros, and what is too small for fp32 to have its scale, become zeros, which have any
+    scales = torch.where(scales > 0, scales, 1.0)
     codes = (weight / scales.unsqueeze(1)).clamp_(-_LARGEST[dtype], _LARGEST[dtype])
     return QuantisedWeight((codes.round_() if dtype == torch.int8 else codes).to(dtype), scales)

@@ -181,6 +181,18 @@ def _pass(blocks: Blocks, freed: list[int], value: int, read: list[float]) -> Ca
     return work
 
 
+def test_blocks_come_in_after_what_may_still_use_the_memory_of_their_staging() -> None:
+    """The allocator hands out memory in the order of the stream that computes."""
+    streams = FakeDevice(Stream.COPY)
+    copier, done = Blocks("cpu", streams).copier, list[str]()
+    streams.run(Stream.COMPUTE, lambda: done.append("pass"))
+    assert not done, "the pass is late"
+
+    copier.run(make_copies(swap_in=[(2, 2)]))  # waits for the copy alone
+
+    assert done == ["pass"]
+
+
 def test_staging_memory_is_kept_until_its_copies_are_done() -> None:
     streams = FakeDevice(Stream.COMPUTE)
     copier = Blocks("cpu", streams).copier

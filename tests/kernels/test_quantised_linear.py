@@ -27,6 +27,15 @@ def test_codes_times_scales_are_close_to_the_weight(code: torch.dtype, error: fl
     assert_close("product", product, x @ (codes.float() * scales.unsqueeze(1)).t(), 1e-6)
 
 
+@pytest.mark.parametrize("code", [torch.int8, torch.float8_e4m3fn], ids=str)
+def test_a_row_whose_scale_would_be_zero_becomes_zeros(code: torch.dtype) -> None:
+    codes, scales = quantise(torch.tensor([[0.0, 1e-44], [0.0, 1.0]]), code)
+
+    assert codes.float().isfinite().all()
+    assert codes[0].float().tolist() == [0.0, 0.0]
+    assert scales[0] == 1.0
+
+
 def test_what_cannot_be_quantised_is_refused() -> None:
     with pytest.raises(ValueError, match="not torch"):
         quantise(randn(2, 2), torch.int16)
