@@ -217,6 +217,7 @@ def _write_file(path: Path | None, content: Callable[[], str]) -> None:
     if path is None:
         return
     try:
-        path.write_text(content(), encoding="utf-8")
+        # Names from outside need be no text that there is
+        path.write_text(content(), encoding="utf-8", errors="replace")
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror or error}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -75,14 +76,16 @@ class Resampling:
         return means
 
     def p99s(self, values: FloatArray, known: BoolArray) -> FloatArray:
-        """The same of the value that 99 of 100 do not exceed."""
+        """The same of their 99th percentile, between two values as `numpy.quantile` has it."""
         order = np.argsort(values[known], kind="stable")
         ordered, window = values[known][order], self._window[known][order]
         found = np.full(RESAMPLES, np.nan)
         for rank, times in enumerate(self._times):
-            below = times[window].cumsum()
-            if below[-1]:
-                found[rank] = ordered[np.searchsorted(below, _P99 * below[-1])]
+            up_to = times[window].cumsum()  # values drawn, each as often as its window was
+            if up_to[-1]:
+                share, place = math.modf(_P99 * (up_to[-1] - 1))
+                low, high = ordered[np.searchsorted(up_to, (place, place + (share > 0)), "right")]
+                found[rank] = low + share * (high - low)
         return found
 
 

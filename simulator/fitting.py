@@ -14,7 +14,7 @@ import numpy.typing as npt
 from cadenza.policies.errors import quoted
 from cadenza.scheduler.costs import FloatArray, non_negative_least_squares
 from cadenza.simulator.errors import SimulatorError
-from cadenza.simulator.machines import Machine
+from cadenza.simulator.machines import Machine, check_limits
 from cadenza.simulator.step_time import StepTime, Work
 
 FORMAT, VERSION = "cadenza-steps", 1  # as `engine.step_log` writes them
@@ -88,6 +88,7 @@ def read_log(path: Path) -> Log:
     limits = head.get("limits")
     if not isinstance(limits, dict) or "block_size" not in limits:
         raise SimulatorError(f"{path} does not tell the engine's limits")
+    check_limits(limits)
     steps = [*_steps(path, lines[1:])]
     return Log(path=path, device=str(head.get("device", "")), limits=limits, steps=steps)
 
@@ -96,7 +97,7 @@ def _steps(path: Path, lines: Sequence[str]) -> Iterator[Step]:
     for number, line in enumerate(lines, start=2):
         try:
             step = _step(json.loads(line))
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             if number == len(lines) + 1:
                 return  # an engine that was killed has left half a line
             raise SimulatorError(f"{path}, line {number} is no step") from error
@@ -115,13 +116,18 @@ def _step(line: dict[str, Any]) -> Step:
         attention=float((count * (before + count / 2)).sum()),
         prefill_contexts=float(before.sum()),
     )
-    between = line["between_s"]
-    took_s, copied_s = float(line["took_s"]), float(line["copied_s"])
-    if not (0 < took_s < np.inf and 0 <= copied_s < np.inf):
-        raise ValueError("no time")
-    return Step(
-        took_s, None if between is None else float(between), work, line["copied_blocks"], copied_s
+    between_s = None if line["between_s"] is None else float(line["between_s"])
+    step = Step(
+        float(line["took_s"]), between_s, work, int(line["copied_blocks"]), float(line["copied_s"])
     )
+    rows = (*prefills.flat, decodes, work.contexts)
+    counts = (*rows, step.copied_blocks, step.copied_s, between_s or 0.0)
+    if not all(0 <= each < np.inf for each in counts):
+        raise ValueError("a count or a time that cannot be")
+    # One that only copies takes no time of its own
+    if not (0 if work.tokens else -np.inf) < step.took_s < np.inf:
+        raise ValueError("no time")
+    return step
 
 
 def fit(log: Log, name: str) -> Fit:

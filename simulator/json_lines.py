@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cadenza.policies.errors import quoted
 from cadenza.simulator.errors import SimulatorError
+from cadenza.simulator.machines import LIMITS
 from cadenza.simulator.trace import Recorded, Trace, TraceRequest
 
 RECORD = "cadenza-requests"  # as `service.recorder` writes it
 RECORD_VERSION = 1
 _MOONCAKE_BLOCK, _BAILIAN_BLOCK = 512, 16  # tokens a hash stands for
+_MOST = sys.float_info.max
+_MOST_CHOICES = 1 << 16  # of a request, as large as a batch may be
 
 Line = Mapping[str, Any]
 
@@ -39,15 +43,19 @@ def read_json_lines(source: str, text: str) -> Trace:
 
 
 def _lines(source: str, text: str) -> Iterator[tuple[int, Line]]:
-    for number, line in enumerate(text.split("\n"), start=1):
+    lines, is_ours = text.split("\n"), False
+    for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
             value = json.loads(line)
         except (ValueError, RecursionError) as error:
+            if is_ours and number == len(lines):
+                return  # a service that was killed, or that records still, has left half a line
             raise SimulatorError(f"{source}, line {number} is no JSON") from error
         if not isinstance(value, dict):
             raise SimulatorError(f"{source}, line {number} is no object")
+        is_ours = is_ours or value.get("format") == RECORD
         yield number, value
 
 
@@ -102,7 +110,7 @@ def _recording(source: str, head: Line, lines: Iterator[tuple[int, Line]]) -> Tr
         raise SimulatorError(
             f"{source} has version {quoted(version)}, and this reads version {RECORD_VERSION}"
         )
-    if type(size) is not int or size < 1:
+    if type(size) is not int or not 1 <= size <= LIMITS["block_size"]:
         raise SimulatorError(f"{source} does not say how many tokens a block has")
     requests: list[TraceRequest] = []
     for number, line in lines:
@@ -114,9 +122,12 @@ def _recorded(where: str, line: Line) -> list[TraceRequest]:
     """A request for each choice, of equal lengths."""
     choices = _count(where, line, "n")
     blocks = line.get("blocks")
-    if choices < 1 or not isinstance(blocks, list) or not all(type(e) is int for e in blocks):
-        raise SimulatorError(f"{where}: n must be at least 1, and blocks a list of whole numbers")
+    if not 1 <= choices <= _MOST_CHOICES:
+        raise SimulatorError(f"{where}: n must be from 1 to {_MOST_CHOICES}")
+    if not isinstance(blocks, list) or not all(type(each) is int for each in blocks):
+        raise SimulatorError(f"{where}: blocks must be a list of whole numbers")
     ttft_s, e2e_s = (_optional(where, line, name, math.nan) for name in ("ttft_s", "e2e_s"))
+    preemptions = _count(where, line, "preemptions")
     request = TraceRequest(
         arrival_s=_number(where, line, "arrival_s"),
         prompt_tokens=max(1, _count(where, line, "prompt_tokens")),
@@ -124,12 +135,31 @@ def _recorded(where: str, line: Line) -> list[TraceRequest]:
         tenant=str(line.get("tenant", "")),
         blocks=tuple(blocks),
         max_tokens=_count(where, line, "max_tokens"),
-        priority=int(_number(where, line, "priority")),
-        ttft_target_s=_optional(where, line, "ttft_target_s", math.inf),
-        tpot_target_s=_optional(where, line, "tpot_target_s", math.inf),
-        recorded=Recorded(ttft_s, e2e_s, _count(where, line, "preemptions")),
+        priority=_priority(where, line),
+        ttft_target_s=_target(where, line, "ttft_target_s"),
+        tpot_target_s=_target(where, line, "tpot_target_s"),
     )
-    return [request] * choices
+    return [
+        request._replace(
+            # All choices together were preempted so often
+            recorded=Recorded(ttft_s, e2e_s, (preemptions + choices - 1 - rank) // choices)
+        )
+        for rank in range(choices)
+    ]
+
+
+def _priority(where: str, line: Line) -> int:
+    number = _number(where, line, "priority")
+    if number != int(number) or not -(1 << 31) <= number < 1 << 31:
+        raise SimulatorError(f"{where}: priority must be a whole number of 32 bits")
+    return int(number)
+
+
+def _target(where: str, line: Line, name: str) -> float:
+    target_s = _optional(where, line, name, math.inf)
+    if target_s <= 0:
+        raise SimulatorError(f"{where}: {name} must be above 0, and is {target_s:g}")
+    return target_s
 
 
 def _count(where: str, line: Line, name: str) -> int:
@@ -145,6 +175,6 @@ def _optional(where: str, line: Line, name: str, otherwise: float) -> float:
 
 def _number(where: str, line: Line, name: str) -> float:
     value = line.get(name)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= _MOST:
         raise SimulatorError(f"{where}: {name} must be a number, and is {quoted(value)}")
     return float(value)

@@ -15,6 +15,7 @@ COLOURS = ("#1f6feb", "#d1242f", "#1a7f37", "#9a6700", "#8250df", "#bf3989", "#5
 _WIDTH, _HEIGHT = 460, 260
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 12, 12, 38
 _MOST_POINTS = 300
+_LEAST_WIDTH = 1e-6  # of an axis, as a share of its end
 
 
 class Line(NamedTuple):
@@ -122,7 +123,7 @@ def _axes(lines: Sequence[Line], *, log_x: bool) -> tuple[_Axis, _Axis]:
     low = float(min(line.x.min() for line in lines))
     high = float(max(line.x.max() for line in lines))
     top = float(max(line.y.max() for line in lines))
-    if high <= low:
+    if high - low <= _LEAST_WIDTH * abs(high):  # equal, but for how they were rounded
         high = low * 1.1 if low > 0 else low + 1
     x_axis = _Axis(low, high, _LEFT, _WIDTH - _RIGHT, log_x)
     return x_axis, _Axis(0.0, top or 1.0, _HEIGHT - _BOTTOM, _TOP, is_log=False)

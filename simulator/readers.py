@@ -6,10 +6,10 @@ import csv
 import io
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from cadenza.policies.errors import quoted
 from cadenza.simulator.errors import SimulatorError
@@ -28,6 +28,12 @@ _MOMENT = re.compile(r"(.*?\d\d:\d\d:\d\d)(\.\d+)?(.*)")
 
 Row = Mapping[str, str]
 Parse = Callable[[Row], TraceRequest]
+
+
+class Rows(Iterator[list[str]], Protocol):
+    """What `csv.reader` makes, whose class has no name."""
+
+    line_num: int
 
 
 class _Layout(NamedTuple):
@@ -80,7 +86,7 @@ def _begun(trace: Trace) -> Trace:
 def _read_csv(source: str, text: str) -> Trace:
     rows = csv.reader(io.StringIO(text))
     try:
-        names = [name.strip() for name in next(rows)]
+        names = [name.strip() for name in next(filter(any, rows), [])]
         layout = _layout(source, names)
         requests = [*_requests(source, layout, names, rows)]
     except csv.Error as error:
@@ -99,11 +105,12 @@ def _layout(source: str, names: Sequence[str]) -> _Layout:
 
 
 def _requests(
-    source: str, layout: _Layout, names: Sequence[str], rows: Iterable[Sequence[str]]
+    source: str, layout: _Layout, names: Sequence[str], rows: Rows
 ) -> Iterator[TraceRequest]:
-    for number, values in enumerate(rows, start=2):
+    for values in rows:
         if not any(values):
             continue
+        number = rows.line_num
         if len(values) != len(names):
             raise SimulatorError(
                 f"{source}, line {number}: {len(values)} values for {len(names)} columns"

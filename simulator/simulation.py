@@ -18,6 +18,7 @@ from cadenza.scheduler.plan import StepOutcome, StepPlan, StepTimes
 from cadenza.scheduler.request import Arrival, Refused
 from cadenza.scheduler.scheduler import Scheduler
 from cadenza.simulator.engine import Engine
+from cadenza.simulator.errors import SimulatorError
 from cadenza.simulator.journal import Journal
 from cadenza.simulator.run import Run
 from cadenza.simulator.trace import Prompts, Trace
@@ -25,6 +26,7 @@ from cadenza.simulator.trace import Prompts, Trace
 EOS = 0  # no prompt has it
 _IDLE_S = 0.001  # until a scheduler that keeps everybody out is asked again
 _TOLD_EVERY = 256  # steps
+_MOST_SPAN_S = 1e9  # up to there a float tells microseconds
 
 Progress = Callable[[int], None]
 
@@ -51,7 +53,14 @@ class Simulation:
             profile: whose policies decide; fresh, as they remember.
             engine: what executes plans; fresh, as its clock has to be at 0.
             max_tokens: that requests ask for whose trace does not say it; 0: what they get.
+
+        Raises:
+            SimulatorError: the trace is longer than the clock can be exact for.
         """
+        if not trace.span_s <= _MOST_SPAN_S:
+            raise SimulatorError(
+                f"arrivals {trace.span_s:g} s apart are more than there is a clock for"
+            )
         self._name, self._trace, self._config = name, trace, config
         self._engine, self._max_tokens = engine, max_tokens
         self._scheduler = Scheduler(config, Decisions(profile), engine.costs)

@@ -38,13 +38,17 @@ def report(
         "recorded": recorded(trace),
         "profiles": [summary(run, targets) for run in runs],
         "comparisons": [compare(runs[0], other, targets, seed) for other in runs[1:]],
-        "remarks": remarks(runs),
+        "remarks": remarks(runs, machine),
     }
 
 
-def remarks(runs: Sequence[Run]) -> list[str]:
+def remarks(runs: Sequence[Run], machine: Machine) -> list[str]:
     """What whoever reads the figures has to know first."""
     said = []
+    if runs[0].config.num_host_blocks and not machine.copy_token_s:
+        said.append(
+            f"What a copy to the host takes is not known of {machine.name}: swaps are free here."
+        )
     if nothing_queued(*runs):
         most = max(run.queued_s / run.span_s if run.span_s else 0.0 for run in runs)
         said.append(

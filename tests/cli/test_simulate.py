@@ -113,6 +113,7 @@ def test_a_trace_is_cut_then_stretched(tmp_path: Path):
         ([LOAD, "--window", "9:5"], "not of the form BEGIN:END"),
         ([LOAD, "--window", "900:"], "no request of synthetic"),
         ([LOAD, "--stretch", "0"], "--stretch"),
+        ([LOAD, "--stretch", "1e300"], "more than there is a clock for"),
         ([LOAD, "--max-num-batched-tokens", "8"], "max_num_batched_tokens 8 is under"),
         ([LOAD, "--num-blocks", "8", "--max-model-len", "999"], "max_model_len 999 does not fit"),
         ([LOAD, "--max-num-seqs", "1000000"], "max_num_seqs must be a whole number from 1 to"),
@@ -222,3 +223,19 @@ def test_the_page_is_written(tmp_path: Path):
 
     assert status_of(LOAD, *SMALL, "--html", str(path)) == 0
     assert path.read_text().startswith("<!doctype html>")
+
+
+def test_names_that_are_no_text_are_shown_as_far_as_they_can_be(tmp_path: Path):
+    trace, path = tmp_path / os.fsdecode(b"\xff.csv"), tmp_path / "told.html"
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:05,9,3\n")
+
+    assert status_of(str(trace), *SMALL, "--html", str(path)) == 0
+    assert "?.csv" in path.read_text()
+
+
+@pytest.mark.parametrize("blocks", ["0", "8"])
+def test_swaps_whose_price_nobody_knows_are_said_to_be_free(tmp_path: Path, blocks: str):
+    machine = ("--machine", "h100-tp8-llama-2-70b", "--num-host-blocks", blocks)
+    told = figures_of(tmp_path / "told.json", *machine)
+
+    assert any("swaps are free" in each for each in told["remarks"]) == (blocks == "8")

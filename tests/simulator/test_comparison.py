@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cadenza.policies.profile import Profile
-from cadenza.simulator.comparison import compare
+from cadenza.simulator.comparison import RESAMPLES, WINDOWS, Resampling, compare
 from cadenza.simulator.study import report
 from cadenza.simulator.summary import Targets
 from cadenza.simulator.synthetic import Shape, synthetic
@@ -47,6 +47,21 @@ def test_differences_are_paired_and_lie_in_their_intervals():
     assert compared["requests"]["later"] > 0
     assert not compared["ties_because_nothing_queued"]
     assert compared["requests"]["lost_most"][0]["other_e2e_s"] > 0
+
+
+def test_a_percentile_of_a_draw_is_that_of_the_runs():
+    values = np.random.default_rng(1).exponential(size=100)
+    known = np.arange(100) % 7 > 0
+    draws = np.random.default_rng(3).integers(WINDOWS, size=(RESAMPLES, WINDOWS))
+    found = Resampling(100, 3).p99s(values, known)
+
+    for rank in (0, RESAMPLES - 1):
+        drawn = [
+            value
+            for window in draws[rank]
+            for value in values[5 * window : 5 * window + 5][known[5 * window : 5 * window + 5]]
+        ]
+        assert found[rank] == pytest.approx(np.quantile(drawn, 0.99))
 
 
 def test_intervals_go_by_the_seed():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,13 @@ def test_half_a_line_at_the_end_is_what_a_killed_engine_leaves(tmp_path: Path):
     assert len(read_log(path).steps) == 29
 
 
+def test_a_step_that_only_copies_takes_no_time(tmp_path: Path):
+    copies = {**steps(1)[0], "took_s": -1e-7, "decodes": 0, "contexts": 0, "prefills": []}
+    log = read_log(written(tmp_path, HEAD, copies, *steps(30)))
+
+    assert len(log.steps) == 30
+
+
 PREFILL = [line for line in steps(90) if line["decodes"] == 0]
 DECODES = [{**line, "prefills": []} for line in steps(90) if line["decodes"]]
 
@@ -118,6 +126,14 @@ DECODES = [{**line, "prefills": []} for line in steps(90) if line["decodes"]]
         ([{**HEAD, "limits": None}], "does not tell the engine's limits"),
         ([HEAD, {"took_s": 1}, *steps(1)], "line 2 is no step"),
         ([HEAD, {**steps(1)[0], "took_s": -1}, *steps(1)], "line 2 is no step"),
+        ([HEAD, {**steps(1)[0], "decodes": math.inf}, *steps(1)], "line 2 is no step"),
+        ([HEAD, {**steps(1)[0], "decodes": -1}, *steps(1)], "line 2 is no step"),
+        ([HEAD, {**steps(1)[0], "contexts": math.nan}, *steps(1)], "line 2 is no step"),
+        ([HEAD, {**steps(1)[0], "prefills": [[10**400, 0]]}, *steps(1)], "line 2 is no step"),
+        ([HEAD, {**steps(1)[0], "prefills": [[-5, 0]]}, *steps(1)], "line 2 is no step"),
+        ([HEAD, {**steps(1)[0], "between_s": math.nan}, *steps(1)], "line 2 is no step"),
+        ([HEAD, {**steps(1)[0], "copied_blocks": "x"}, *steps(1)], "line 2 is no step"),
+        ([{**HEAD, "limits": {"block_size": 0}}, *steps(30)], "block_size must be a whole numb"),
         ([HEAD, *steps(5)], "has 5 steps with tokens; at least 20"),
         ([HEAD, *PREFILL], "no step with decodes"),
         ([HEAD, *DECODES], "no step with a prefill"),

@@ -90,7 +90,9 @@ def test_a_mean_over_time_weighs_by_duration():
     assert line.y[1] == 2
 
 
-@pytest.mark.parametrize(("low", "high"), [(0.031, 0.047), (0.0001, 90.0), (3.0, 3.0001)])
+@pytest.mark.parametrize(
+    ("low", "high"), [(0.031, 0.047), (0.0001, 90.0), (3.0, 3.0001), (0.01, 0.010000000000000002)]
+)
 def test_an_axis_has_some_round_values(low: float, high: float):
     drawn = plot("t", "s", "y", [Line("a", np.array([low, high]), np.ones(2))], log_x=True)
     ticks = re.findall(r'<text x="[\d.]+" y="236" class="x">([^<]*)<', drawn)

@@ -150,6 +150,25 @@ def test_our_own_has_all_that_was_known(tmp_path: Path):
     assert request.recorded == (0.25, 1.25, 1)
 
 
+def test_choices_share_the_preemptions_of_their_request(tmp_path: Path):
+    trace = read(tmp_path, lines(HEAD, {**RECORD, "preemptions": 3}))
+
+    assert sum(each.recorded.preemptions for each in trace.requests if each.recorded) == 3
+
+
+def test_half_a_line_at_the_end_is_what_a_killed_service_leaves(tmp_path: Path):
+    trace = read(tmp_path, lines(HEAD, RECORD, RECORD)[:-20])
+
+    assert len(trace.requests) == 2
+
+
+def test_lines_that_are_empty_count_as_lines(tmp_path: Path):
+    head = "\n\nTIMESTAMP,ContextTokens,GeneratedTokens\n"
+    assert read(tmp_path, f"{head}\n2023-11-16 18:17:05,1,1\n").kind == "Azure"
+    with pytest.raises(SimulatorError, match="line 5: 1 values"):
+        read(tmp_path, f"{head}\n1\n")
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -172,8 +191,14 @@ def test_our_own_has_all_that_was_known(tmp_path: Path):
         ),
         (lines({**HEAD, "version": 2}), "version 2"),
         (lines({**HEAD, "block_tokens": 0}), "how many tokens a block has"),
-        (lines(HEAD, {**RECORD, "n": 0}), "line 2: n must be at least 1"),
+        (lines(HEAD, {**RECORD, "n": 0}), "line 2: n must be from 1"),
         (lines(HEAD, {**RECORD, "prompt_tokens": None}), "prompt_tokens must be a number"),
+        (lines(HEAD, {**RECORD, "arrival_s": 10**400}), "arrival_s must be a number"),
+        (lines(HEAD, {**RECORD, "ttft_target_s": 0}), "ttft_target_s must be above 0"),
+        (lines(HEAD, {**RECORD, "n": 1 << 30}), "n must be from 1"),
+        (lines(HEAD, {**RECORD, "priority": 10**30}), "priority must be"),
+        (lines({**HEAD, "block_tokens": 10**15}, RECORD), "how many tokens a block has"),
+        (lines(HEAD, RECORD)[:-20] + "\n" + lines(RECORD), "line 2 is no JSON"),
     ],
 )
 def test_what_is_wrong_is_told_with_its_line(tmp_path: Path, text: str, said: str):
