@@ -156,7 +156,11 @@ class _Description:
         return range(self._num_layers)
 
     def _is_windowed(self, layer: int) -> bool:
-        return (layer + 1) % self._family.window_period != 0
+        pattern = self._numbers.get("attention.sliding_window_pattern")
+        if isinstance(pattern, np.ndarray) and len(pattern) == self._num_layers:
+            return bool(pattern[layer])
+        period = self._numbers.count("attention.sliding_window_pattern", self._family.window_period)
+        return (layer + 1) % period != 0
 
     def _ropes(self) -> tuple[Rope, ...]:
         numbers = self._numbers

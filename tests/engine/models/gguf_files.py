@@ -44,7 +44,7 @@ def write_gguf(
     family: Family,
     kind: GGMLQuantizationType = F32,
     factors: Mapping[str, Any] | None = None,
-    **further: int | float | str,
+    **further: int | float | str | list[bool],
 ) -> None:
     """Write `model` to `path`.
 
@@ -68,7 +68,12 @@ def write_gguf(
         **further,
     }
     for key, value in numbers.items():
-        add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+        add = {
+            int: writer.add_uint32,
+            float: writer.add_float32,
+            str: writer.add_string,
+            list: writer.add_array,
+        }
         add[type(value)](f"{family.gguf}.{key}", value)
     for name, values in _tensors(model, family):
         stored = kind if values.ndim == 2 else F32

@@ -84,6 +84,23 @@ def test_a_file_of_each_family_has_transformers_logits(name: str, tmp_path: Path
 
 
 @torch.inference_mode()
+@pytest.mark.parametrize("pattern", [2, [True, False, True]])
+def test_a_file_may_say_which_layers_have_windows(pattern: int | list[bool], tmp_path: Path):
+    tiny = TINY["Gemma 3"]
+    model = Tiny(tiny.kind, {**tiny.fields, "query_pre_attn_scalar": 16}, "Gemma3Text").save(
+        tmp_path
+    )
+    path, key = tmp_path / "tiny.gguf", "attention.sliding_window_pattern"
+    write_gguf(path, model, BY_GGUF["gemma3"], **METADATA["Gemma 3"], **{key: pattern})
+    tokens = random_tokens(40, vocab_size=VOCABULARY)
+
+    found = last_logits(path, tokens)
+
+    expected = model(torch.tensor([tokens])).logits[0, -1]
+    torch.testing.assert_close(found, expected, rtol=CLOSE, atol=CLOSE)
+
+
+@torch.inference_mode()
 def test_longrope_factors_of_a_file_are_those_of_a_folder(tmp_path: Path) -> None:
     tiny = TINY["Phi-3, rotated in part, with LongRoPE"]
     model = tiny.save(tmp_path)
