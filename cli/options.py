@@ -234,7 +234,7 @@ class ServeOptions(PolicyOptions):
     """Seconds that requests in flight get to end after the first SIGTERM or Ctrl-C."""
 
     max_engine_restarts: Annotated[int, Service, Restarts] = 5
-    """Engines that may be started within a minute in place of others that died or hung."""
+    """Engines that may be started in a minute of serving in place of others that died or hung."""
 
     resume_grace: Annotated[float, Service, Seconds] = 30.0
     """Seconds that a resumable stream is kept while nobody reads it; 0: it ends with its reader."""

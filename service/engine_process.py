@@ -130,8 +130,8 @@ class EngineProcess:
 def start_engine(command: Sequence[str] = _COMMAND) -> EngineProcess:
     """Start an engine process, which imports its libraries, then waits for `Start`.
 
-    Blocks for some milliseconds: call it before the event loop serves, and before gRPC starts its
-    threads. The engine has its own session, so that Ctrl-C in a terminal reaches the front alone.
+    Blocks for some milliseconds. Call it in a thread that stays, since the kernel ends the engine
+    with it. The engine has its own session, so that Ctrl-C in a terminal reaches the front alone.
 
     Raises:
         OSError: the process cannot be started.

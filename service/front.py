@@ -72,7 +72,7 @@ class FrontConfig:
     metrics_as_vllm: bool = True  # whether metrics go by vLLM's names as well
     grpc_connection_age: ConnectionAge = ANY_AGE
     shutdown_timeout_s: float = 30.0  # for requests in flight after the first signal
-    max_engine_restarts: int = MAX_RESTARTS  # within a minute
+    max_engine_restarts: int = MAX_RESTARTS  # within a minute of serving
 
 
 class Front:

@@ -150,12 +150,17 @@ class PolicyControl:
         )
 
     async def restore_shadow(self) -> None:
-        """Let another engine have the shadow that the one before had. What it compared is lost."""
+        """Let another engine have the shadow that the one before had. What it compared is lost.
+
+        It waits for a change that began with the engine, which would refuse both at once.
+        """
+        while self._change is not None and not self._change.done():
+            await asyncio.wait([self._change])
         config = self._shadow_config
         if config is None:
             return
         try:
-            await self._tell(lambda number: UseShadow(number, config))
+            await self._alone(lambda: self._tell(lambda number: UseShadow(number, config)))
         except (InvalidRequest, EngineUnavailable) as error:
             _log.error("shadow policies lost", error=str(error))
 

@@ -21,6 +21,7 @@ from cadenza.wire.messages import EngineConfig
 MAX_RESTARTS = 5
 WINDOW_S = 60.0
 
+_RETRY_S = 1.0  # after a process could not even be started
 _LAST_WORDS_S = 1.0  # for an engine that has exited or closed its connection
 _GONE = "The engine process is gone."
 _SPENT = (
@@ -46,7 +47,7 @@ class Supervisor:
     ) -> None:
         """Watch `process`, the client's first, and start others with what `config` says then.
 
-        More than `max_restarts` within WINDOW_S are not tried.
+        More than `max_restarts` within WINDOW_S of serving are not tried.
         """
         self.process = process  # the present one
         self._client = client
@@ -55,8 +56,9 @@ class Supervisor:
         self._max_restarts = max_restarts
         self._start = start
         self._clock = clock
-        self._restarts_s: deque[float] = deque()  # when, within WINDOW_S
-        self._paused_s: float | None = None  # since when
+        self._restarts_s: deque[float] = deque()  # by `_served_s`, within WINDOW_S
+        self._served_s = 0.0  # for which engines served before the present one began or ended
+        self._changed_s = 0.0  # when one did
 
     async def run(self) -> None:
         """Serve until the client is closed or has failed, if need be because too many engines die.
@@ -68,17 +70,19 @@ class Supervisor:
             await client.ready()
         except EngineUnavailable:
             return  # what cannot start at all is not tried again; the client's failure says why
+        self._changed_s = self._clock()
         client.watch_serving(self._note_serving)
         while True:
             hung = await self._lost()
             if client.failure is not None or client.is_closing:
                 return
             await self._bury(0.0 if hung else _LAST_WORDS_S)
-            if not self._may_restart():
+            process = await self._another()
+            if process is None:
                 client.fail(_SPENT.format(self._max_restarts, WINDOW_S))
                 return
             self._metrics.engine_restarts += 1
-            self.process = self._start()
+            self.process = process
             await client.succeed(self.process.connection, self._config())
 
     async def _lost(self) -> bool:
@@ -114,21 +118,31 @@ class Supervisor:
             return None
         return culprit
 
+    async def _another(self) -> EngineProcess | None:
+        """None: too many have been started, or could not be."""
+        while self._may_restart():
+            try:
+                return self._start()
+            except OSError as error:  # no descriptor or memory is left, perhaps for now
+                _log.error("engine_not_started", reason=str(error))
+                await asyncio.sleep(_RETRY_S)
+        return None
+
     def _may_restart(self) -> bool:
-        now_s = self._clock()
-        while self._restarts_s and now_s - self._restarts_s[0] > WINDOW_S:
+        """Pauses do not count, or engines that take long to load could fail for ever."""
+        while self._restarts_s and self._served_s - self._restarts_s[0] > WINDOW_S:
             self._restarts_s.popleft()
         if len(self._restarts_s) >= self._max_restarts:
             return False
-        self._restarts_s.append(now_s)
+        self._restarts_s.append(self._served_s)
         return True
 
     def _note_serving(self, is_serving: bool) -> None:
-        if not is_serving:
-            self._paused_s = self._clock()
-        elif self._paused_s is not None:
-            pause_s = self._clock() - self._paused_s
-            self._paused_s = None
-            self._metrics.engine_pause_s += pause_s
+        now_s = self._clock()
+        lasted_s, self._changed_s = now_s - self._changed_s, now_s
+        if is_serving:
+            self._metrics.engine_pause_s += lasted_s
             rows = len(self._client.work)
-            _log.warning("engine_recovered", pause_s=round(pause_s, 3), rows=rows)
+            _log.warning("engine_recovered", pause_s=round(lasted_s, 3), rows=rows)
+        else:
+            self._served_s += lasted_s

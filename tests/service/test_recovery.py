@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -11,7 +12,7 @@ from cadenza.service.errors import EngineUnavailable, GenerationFailed
 from cadenza.service.events import Delta, Finished, Preempted, Resumed
 from cadenza.service.request import GenerationRequest
 from cadenza.wire.arrays import view_ids
-from cadenza.wire.messages import EngineConfig, FaultCount, PolicyConfig
+from cadenza.wire.messages import EngineConfig, FaultCount, PolicyConfig, UseProfile, UseShadow
 
 from .fake_engine import FakeEngine
 
@@ -239,6 +240,31 @@ def test_another_engine_begins_with_the_policies_that_the_last_one_had(run, open
             assert config.policies.chosen == {"order_admissions": ("edf",)}
             assert config.policy_faults == (FaultCount("edf", "order_admissions", 3, True),)
             assert front.engine.shadow.chosen == {"order_admissions": ("hrrn",)}
+
+    run(main())
+
+
+def test_a_shadow_comes_back_though_another_change_began_first(run, open_front):
+    async def main():
+        async with open_front(recovers=True) as front:
+            await front.control.shadow({"decisions": {"order_admissions": "hrrn"}})
+            front.engine.die()
+            await front.recover()
+            engine = front.engine
+            engine.answers_changes = False
+            profile = {"decisions": {"order_admissions": "edf"}}
+            changing = asyncio.ensure_future(front.control.use(profile))
+            await engine.until(lambda: isinstance(engine.received[-1], UseProfile))
+            asked = engine.received[-1]
+            restoring = asyncio.ensure_future(front.control.restore_shadow())
+            await front.told()
+            assert not any(isinstance(each, UseShadow) for each in engine.received)
+
+            engine.answers_changes = True
+            engine.answer_change(asked)
+            await asyncio.gather(changing, restoring)
+            assert engine.policies.chosen == {"order_admissions": ("edf",)}
+            assert engine.shadow.chosen == {"order_admissions": ("hrrn",)}
 
     run(main())
 

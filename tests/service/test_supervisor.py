@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import signal
 import socket
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from cadenza.policies.blame import Culprit
+from cadenza.service import supervisor as supervisor_module
 from cadenza.service.engine_client import EngineClient
 from cadenza.service.errors import EngineUnavailable, GenerationFailed
 from cadenza.service.request import GenerationRequest
@@ -59,12 +61,20 @@ class FakeProcess:
 
 
 @asynccontextmanager
-async def supervised(front, *, prepare: Callable[[FakeEngine], None], **options):
-    """A supervisor at work, and all processes that it had, the first without a handle."""
+async def supervised(
+    front, *, prepare: Callable[[FakeEngine], None], num_failures: int = 0, **options
+):
+    """A supervisor at work, and all processes that it had, the first without a handle.
+
+    So many of the starts fail at first.
+    """
+    failures = iter(range(num_failures))
     first = FakeProcess(front.engine, socket.socket())
     processes = [first]
 
     def start() -> FakeProcess:
+        if next(failures, None) is not None:
+            raise OSError(errno.EMFILE, "Too many open files")
         ours, theirs = socket.socketpair()
         before = front.engine
         front.engine = FakeEngine(
@@ -194,6 +204,57 @@ def test_an_engine_that_cannot_load_again_uses_the_budget_up(run, open_front):
             await running
             assert "5 restarts" in front.client.failure
             assert len(processes) == 6
+
+    run(main())
+
+
+def test_engines_that_take_long_to_fail_use_it_up_as_well(run, open_front):
+    now_s = 0.0
+
+    def fails(engine: FakeEngine) -> None:
+        nonlocal now_s
+        now_s += 30.0
+        engine.send(Failed("no memory"))
+
+    async def main():
+        async with (
+            open_front(recovers=True) as front,
+            supervised(front, prepare=fails, clock=lambda: now_s) as (processes, running),
+        ):
+            processes[0].die()
+            async with asyncio.timeout(10):
+                await running
+            assert "5 restarts" in front.client.failure
+            assert len(processes) == 6
+
+    run(main())
+
+
+@pytest.mark.parametrize("num_failures", [1, 2])
+def test_a_process_that_cannot_be_started_is_tried_again(
+    run, open_front, monkeypatch, num_failures
+):
+    """As when all descriptors are taken for the moment."""
+    monkeypatch.setattr(supervisor_module, "_RETRY_S", 0.0)
+
+    async def main():
+        async with (
+            open_front(recovers=True) as front,
+            supervised(front, prepare=becomes_ready, max_restarts=2, num_failures=num_failures) as (
+                processes,
+                running,
+            ),
+        ):
+            front.engine.auto = False
+            generation = await front.generator.submit(GenerationRequest(text="x", max_tokens=1))
+            processes[0].die()
+            if num_failures == 1:
+                assert [batch async for batch in generation]
+                return
+            await running
+            with pytest.raises(GenerationFailed, match="gives up") as caught:
+                [batch async for batch in generation]
+            assert caught.value.retryable
 
     run(main())
 
