@@ -55,7 +55,7 @@ class EngineClient:
         self.failure: str | None = None  # why there is no engine any more, for operators
         self.patience_s = 0.0  # for which the engine may be silent now, as it said
         self.totals = EngineTotals()
-        self.work = EngineWork(self._deliver)
+        self.work = EngineWork(self._deliver, self._show)
         self._recovers = recovers
         self._connection: EngineConnection | None = None
         self._limits: Ready | None = None
@@ -356,7 +356,7 @@ class EngineClient:
         if step.decisions:
             self._show(step.decisions)
         self._questions.has_handled(self._received)
-        self.work.go_on(is_idle=self._at_rest)
+        self.work.has_handled(self._received, is_idle=self._at_rest)
 
     def _show(self, decisions: Sequence[Decision]) -> None:
         if not decisions:

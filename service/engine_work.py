@@ -5,6 +5,8 @@ Rows that no engine has wait here for the next one that serves.
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
@@ -36,10 +38,18 @@ _POISON = (
 class EngineWork:
     """Every row gets an end: a finishing token, or `on_failed`."""
 
-    def __init__(self, deliver: Callable[[ToEngine], int]) -> None:
-        """`deliver` sends to the engine; returns the message's place among all it was sent."""
+    def __init__(
+        self, deliver: Callable[[ToEngine], int], show: Callable[[Sequence[Decision]], None]
+    ) -> None:
+        """
+        Args:
+            deliver: sends to the engine; returns the message's place among all it was sent.
+            show: tells watchers what no engine can tell them.
+        """
         self._deliver = deliver
+        self._show = show
         self._rows = Rows(self._give_up)
+        self._ends: deque[tuple[int, Decision]] = deque()  # by the place of what tells the engine
         self._suspects = Suspects()
         self._is_served = False  # by an engine that is ready
         self._failure: str | None = None  # why there is none any more
@@ -66,12 +76,12 @@ class EngineWork:
     def cancel(self, request: int) -> None:
         """Forget a row and tell the engine, if it has not ended. Idempotent, never raises."""
         if branch := self._rows.remove(request):
-            self._tell(branch.submission, Cancel(request))
+            self._end(branch, Cancel(request), "aborted")
 
     def finish(self, request: int, tokens_kept: int) -> None:
         """End a row normally after `tokens_kept` tokens, and forget it. Never raises."""
         if branch := self._rows.remove(request):
-            self._tell(branch.submission, Finish(request, tokens_kept))
+            self._end(branch, Finish(request, tokens_kept), "stopped")
 
     def grant(self, request: int, tokens: int) -> None:
         """Let all rows that were submitted with one have `tokens` more. Never raises."""
@@ -112,16 +122,18 @@ class EngineWork:
     # engines come and go
 
     def engine_lost(self, reason: str, received: int, step_id: int) -> Sequence[Decision]:
-        """The engine is gone after it had handled `received` messages; returns what it cannot tell.
+        """The engine is gone after it had handled `received` messages, and another is to go on.
 
-        Another is to go on.
+        Returns what neither can tell.
         """
         at_work = self._rows.at_work(received) if self._is_served else ()
         self._suspects.engine_died(at_work)
         self._is_served = False
-        interruptions = self._rows.interruptions(reason, step_id)
+        untold = [end for _, end in self._ends]
+        self._ends.clear()
+        untold += self._rows.interruptions(reason, step_id)
         self._rows.interrupt()
-        return interruptions
+        return untold
 
     def acquit(self) -> None:
         """No row is to blame for the latest loss."""
@@ -130,16 +142,19 @@ class EngineWork:
     def convict(self) -> None:
         """Before another engine begins: end the rows that the latest died of, if that is known."""
         if guilty := self._suspects.convict():
-            for number in tuple(guilty.branches):
-                self._rows.fail(number, _POISON)
+            for branch in tuple(guilty.branches.values()):
+                self._show([_ended(branch, "failed")])
+                self._rows.fail(branch.number, _POISON)
 
     def engine_ready(self) -> None:
         """Another engine serves."""
         self._is_served = True
         self._send_waiting(is_idle=True)
 
-    def go_on(self, *, is_idle: bool) -> None:
+    def has_handled(self, received: int, *, is_idle: bool) -> None:
         """After a step: send what waited for suspects to be tried, if anything did."""
+        while self._ends and self._ends[0][0] <= received:
+            self._ends.popleft()  # which the engine has told of
         if self._suspects.are_tried:
             self._send_waiting(is_idle=is_idle)
 
@@ -168,9 +183,21 @@ class EngineWork:
                 self._deliver(Stall(branch.number, True))
 
     def _give_up(self, branch: Branch) -> None:
-        self._tell(branch.submission, Cancel(branch.number))
+        self._end(branch, Cancel(branch.number), "aborted")
+
+    def _end(self, branch: Branch, message: ToEngine, reason: str) -> None:
+        """Let the engine that has the row tell of its end; if none has, that is told here."""
+        if branch.submission.place is not None and self._is_served:
+            self._ends.append((self._deliver(message), _ended(branch, reason)))
+        else:
+            self._show([_ended(branch, reason)])
 
     def _tell(self, submission: Submission, message: ToEngine) -> None:
         """Send what only an engine need know that has the submission."""
         if submission.place is not None and self._is_served:
             self._deliver(message)
+
+
+def _ended(branch: Branch, reason: str) -> Decision:
+    facts = {"reason": reason, "generated_tokens": len(branch.emitted)}
+    return Decision("finished", branch.number, 0, time.monotonic(), facts)

@@ -176,6 +176,36 @@ def test_clients_learn_that_a_seat_was_lost_and_who_waits_meanwhile_is_served(ru
     run(main())
 
 
+def test_that_a_request_ended_is_known_though_its_engine_could_not_tell(run, open_front):
+    async def main():
+        async with open_front(recovers=True) as front:
+            front.engine.auto = False
+            front.says_tokens(*range(10, 30))
+            early, late = [
+                await front.generator.submit(GenerationRequest(text="x")) for _ in range(2)
+            ]
+            told = await front.generator.submit(GenerationRequest(text="x"))
+            await front.engine.until(lambda: len(front.engine.waiting) == 3)
+            await front.step(2)
+            told.cancel()
+            await front.told()
+            front.engine.die()  # before it hears of the next
+            early.cancel()
+            await front.client.loss()
+            late.cancel()
+            await front.recover()
+
+            assert front.generator.metrics.decisions["finished"] == 3
+            for generation in (told, early, late):
+                [choice] = front.generator.status(generation.id).choices
+                assert (choice.state, choice.reason) == ("finished", "aborted")
+            for generation in (early, late):
+                [choice] = front.generator.status(generation.id).choices
+                assert choice.generated_tokens == 2
+
+    run(main())
+
+
 async def _submitted_in_the_pause(front):
     """As a request that was being encoded when the engine died."""
     ready = front.client.limits
@@ -322,6 +352,8 @@ def test_what_engines_die_of_is_found_and_fails_alone(run, open_front, place):
             with pytest.raises(GenerationFailed, match="three times at the same place") as caught:
                 [batch async for batch in bad]
             assert not caught.value.retryable
+            [choice] = front.generator.status(bad.id).choices
+            assert (choice.state, choice.reason) == ("finished", "failed")
             for good in requests:
                 if good is not bad:
                     events = [event async for batch in good for event in batch]
