@@ -51,11 +51,10 @@ class Channel:
             ChannelClosed: the front process is gone.
             FrameError: it sent something that is no message.
         """
-        writing = [self._socket] if self._unsent else []
-        readable, writable, _ = select.select([self._socket], writing, [], timeout_s)
-        if writable:
+        ready = self._wait(select.POLLIN | (select.POLLOUT if self._unsent else 0), timeout_s)
+        if ready & select.POLLOUT:
             self._flush()
-        return self._read() if readable else []
+        return self._read() if ready & ~select.POLLOUT else []
 
     def close(self) -> None:
         """Close the socket; the front process is told by that. Unsent bytes are lost."""
@@ -67,8 +66,15 @@ class Channel:
         Raises:
             ChannelClosed: the front process is gone.
         """
-        while self._unsent and select.select([], [self._socket], [], timeout_s)[1]:
+        while self._unsent and self._wait(select.POLLOUT, timeout_s):
             self._flush()
+
+    def _wait(self, events: int, timeout_s: float | None) -> int:
+        """The events that are there, a closed connection among them; 0: none came in time."""
+        poll = select.poll()  # the front's number for the socket may be too large for `select`
+        poll.register(self._socket, events)
+        ready = poll.poll(None if timeout_s is None else 1000 * timeout_s)
+        return ready[0][1] if ready else 0
 
     def _read(self) -> list[ToEngine]:
         """What has arrived. Last words count: the end of the stream is told by the next call."""

@@ -199,5 +199,10 @@ class EngineWork:
 
 
 def _ended(branch: Branch, reason: str) -> Decision:
-    facts = {"reason": reason, "generated_tokens": len(branch.emitted)}
-    return Decision("finished", branch.number, 0, time.monotonic(), facts)
+    return Decision(
+        "finished",
+        branch.number,
+        0,
+        time.monotonic(),
+        {"reason": reason, "generated_tokens": len(branch.emitted)},
+    )
