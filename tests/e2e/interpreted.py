@@ -20,7 +20,7 @@ def main() -> None:
     # a small budget, so that the prompt comes in chunks, and blocks that both kinds of rows cross
     driver, _ = load_demo("float32", block_size=4).drive(max_num_seqs=2, max_num_batched_tokens=8)
     driver.add(1, prompt, max_tokens=num_tokens)
-    driver.add(2, prompt[:5], max_tokens=num_tokens // 2)
+    driver.add(2, prompt[:5], max_tokens=num_tokens - 1)
     driver.run()
     sys.stdout.write(json.dumps(driver.tokens[1]))
 

@@ -14,7 +14,7 @@ import torch
 from cadenza.checkpoints import locate
 from cadenza.service.tokenizer import load_tokenizer
 
-NUM_TOKENS = 4
+NUM_TOKENS = 3
 
 
 @pytest.mark.extra

@@ -68,7 +68,7 @@ def test_interpreted_kernels_pass_their_cases() -> None:
 
 
 @pytest.mark.extra
-@pytest.mark.timeout(900)  # a minute of a core, and more where it is shared
+@pytest.mark.timeout(900)  # 75 s of a core, and more where it is shared
 def test_kernels_compile_ahead_of_time_and_spill_nothing(tmp_path: Path) -> None:
     """The page's table of resources is what the compiler says."""
     found = _compiled(tmp_path, *TARGETS)

@@ -85,6 +85,18 @@ def test_rms_norm_agrees_with_the_reference(width: int, dtype: torch.dtype) -> N
     assert_close("sum", total, expected[1], tolerance)
 
 
+def test_a_wider_weight_scales_before_the_result_is_rounded() -> None:
+    """Weights of about 1 lose what makes them differ where they are rounded to fp16."""
+    x, weight = randn(3, 65, dtype=torch.float16).to(DEVICE), (1 + 1e-3 * randn(65)).to(DEVICE)
+
+    found = rms_norm(x, weight, 1e-5)
+
+    assert found.dtype == torch.float16
+    exact = rms_norm_reference(x.float(), weight, 1e-5)
+    error = (found.float() - exact).abs()
+    assert bool((error <= 1.001 * 2.0**-11 * exact.abs() + 1e-6).all()), "rounded once"
+
+
 def test_rms_norm_takes_heads_in_place() -> None:
     qkv = randn(4, 7, 48).to(DEVICE)
     weight = randn(48, seed=1).to(DEVICE)

@@ -147,7 +147,10 @@ def test_splits_of_any_number_and_size_give_the_same_sum(
     assert_close("out", attended(step, batches, window), exact(step, window), 2e-6)
 
 
-def test_invariant_bits_depend_neither_on_company_nor_on_chunks(make_step: MakeStep) -> None:
+@pytest.mark.parametrize("window", [None, pytest.param(70, marks=pytest.mark.extra)])
+def test_invariant_bits_depend_neither_on_company_nor_on_chunks(
+    window: int | None, make_step: MakeStep
+) -> None:
     """The same 150 tokens, alone and beside others, token by token and in chunks."""
     shape, length = Shape(3, 1, 32, 16), 150
     queries, keys = randn(length, 3, 32, seed=1), randn(length, 2, 1, 32, seed=2)
@@ -164,7 +167,8 @@ def test_invariant_bits_depend_neither_on_company_nor_on_chunks(make_step: MakeS
             # smaller splits than real ones, so that a short row has several
             (tiles,) = tiles_of(step, invariant=True)
             assert tiles.splits == Splits(1, 512)
-            found.append(attended(step, (tiles._replace(splits=Splits(4, 64)),))[:new])
+            split = tiles._replace(splits=Splits(4, 64))
+            found.append(attended(step, (split,), window)[:new])
         return found
 
     whole = torch.cat(bits([(110, 110), (150, 40)], []))

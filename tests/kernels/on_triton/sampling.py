@@ -147,7 +147,7 @@ def test_misfits_are_refused() -> None:
 def test_random_rows_draw_what_the_cpu_draws() -> None:
     """Any row that differs has two scores, or a sum and top-p, closer than 1e-5.
 
-    As many rows as SAMPLED_ROWS says, in hundreds; 10,000 take the interpreter 12 minutes of a core.
+    As many hundreds of rows as SAMPLED_ROWS has; 10,000 take the interpreter 12 minutes of a core.
     """
     count, differing = int(os.environ.get("SAMPLED_ROWS", "100")), 0
     for start in range(0, count, 100):
