@@ -83,7 +83,8 @@ def _logged(
     if config.step_log is None:
         return runner
     try:
-        return LoggedRunner(runner, Path(config.step_log), limits, facts.device)
+        path, goes_on = Path(config.step_log), config.step_log_goes_on
+        return LoggedRunner(runner, path, limits, facts.device, goes_on=goes_on)
     except OSError as error:
         _log.error("no step log", path=config.step_log, reason=error.strerror)
         return runner

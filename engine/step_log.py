@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +12,7 @@ import structlog
 
 from cadenza.scheduler.config import SchedulerConfig
 from cadenza.scheduler.plan import Runner, StepOutcome, StepPlan
+from cadenza.wire.line_file import LineFile, OtherContent
 
 FORMAT, VERSION = "cadenza-steps", 1
 MOST_STEPS = 20_000  # after that nothing is learned any more, and files would grow for ever
@@ -22,7 +21,7 @@ _log = structlog.get_logger(__name__)
 
 
 class LoggedRunner:
-    """A runner whose steps are logged, the first `MOST_STEPS` of them. Writes the file anew."""
+    """A runner whose steps are logged, the first `MOST_STEPS` of them."""
 
     def __init__(
         self,
@@ -31,24 +30,31 @@ class LoggedRunner:
         limits: SchedulerConfig,
         device: str,
         clock: Callable[[], float] = time.perf_counter,
+        *,
+        goes_on: bool = False,
     ) -> None:
-        """Raises OSError for a file that cannot be written."""
+        """Write the file anew; `goes_on`: in what a former engine of the same limits has logged.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
         self._runner, self._path, self._clock = runner, path, clock
-        self._left = MOST_STEPS
         self._ended_s: float | None = None
-        self._file: io.FileIO | None = path.open("wb", buffering=0)
         names = ("num_blocks", "num_host_blocks", "block_size", "max_model_len", "max_num_seqs")
-        self._write(
-            {
-                "format": FORMAT,
-                "version": VERSION,
-                "device": device,
-                "limits": {
-                    **{name: getattr(limits, name) for name in names},
-                    "max_num_batched_tokens": limits.max_num_batched_tokens,
-                },
-            }
-        )
+        head = {
+            "format": FORMAT,
+            "version": VERSION,
+            "device": device,
+            "limits": {
+                **{name: getattr(limits, name) for name in names},
+                "max_num_batched_tokens": limits.max_num_batched_tokens,
+            },
+        }
+        self._file: LineFile | None = _opened(path, head, goes_on=goes_on)
+        with path.open("rb") as file:
+            self._left = MOST_STEPS + 1 - sum(1 for _ in file)
+        if self._left <= 0:
+            self.close()
 
     def execute(self, plan: StepPlan) -> StepOutcome:
         """Execute the plan, and log it."""
@@ -57,19 +63,17 @@ class LoggedRunner:
         between_s = None if self._ended_s is None else began_s - self._ended_s
         self._ended_s = self._clock()
         if self._file is not None:
-            self._write(_line(plan, outcome, self._ended_s - began_s, between_s))
-            self._left -= 1
-            if not self._left:
-                self.close()
+            self._write(self._file, _line(plan, outcome, self._ended_s - began_s, between_s))
         return outcome
 
-    def _write(self, line: dict[str, Any]) -> None:
-        if self._file is None:
-            return
+    def _write(self, file: LineFile, line: dict[str, Any]) -> None:
         try:
-            self._file.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
+            file.write(line)
         except OSError as error:
             _log.error("step log ended", path=str(self._path), reason=error.strerror)
+            self.close()
+        self._left -= 1
+        if not self._left:
             self.close()
 
     def close(self) -> None:
@@ -77,6 +81,13 @@ class LoggedRunner:
         file, self._file = self._file, None
         if file is not None:
             file.close()
+
+
+def _opened(path: Path, head: dict[str, Any], *, goes_on: bool) -> LineFile:
+    try:
+        return LineFile(path, head, is_new=not goes_on)
+    except OtherContent:
+        return LineFile(path, head, is_new=True)
 
 
 def _line(

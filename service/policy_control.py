@@ -145,6 +145,7 @@ class PolicyControl:
         return msgspec.structs.replace(
             first,
             policies=self._config,
+            step_log_goes_on=True,
             policy_faults=tuple(self._engine.totals.policy_faults),
             hook_uses=tuple(self._engine.totals.hook_uses),
         )

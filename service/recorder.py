@@ -7,8 +7,6 @@ test what a prompt was.
 
 from __future__ import annotations
 
-import io
-import json
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -22,6 +20,7 @@ import structlog
 from cadenza.service.job import Job
 from cadenza.service.request_timer import Ended
 from cadenza.wire.arrays import pack_ids
+from cadenza.wire.line_file import LineFile, OtherContent
 
 FORMAT, VERSION = "cadenza-requests", 1
 _ID_BYTES = 4
@@ -53,9 +52,14 @@ class Recorder:
         self._epoch_s = time.time() - time.monotonic()
         head = {"format": FORMAT, "version": VERSION, "block_tokens": block_tokens}
         try:
-            self._file: io.FileIO | None = _opened(path, head)
+            self._file: LineFile | None = LineFile(path, head)
         except OSError as error:
             raise UnusableRecording(f"{path} cannot be written: {error.strerror}") from error
+        except OtherContent as error:
+            raise UnusableRecording(
+                f"{path} holds something else than a recording with blocks of {block_tokens} "
+                "tokens; name another file"
+            ) from error
 
     def watching(self, job: Job) -> Callable[[Ended], None]:
         """What to call at the end of a request that is about to be launched."""
@@ -102,35 +106,10 @@ class Recorder:
             "preemptions": ended.preemptions,
         }
         try:
-            self._file.write(_encoded(line))
+            self._file.write(line)
         except OSError as error:
             _log.error("recording_ended", path=str(self._path), reason=error.strerror)
             self.close()
-
-
-def _opened(path: Path, head: dict[str, Any]) -> io.FileIO:
-    file = path.open("ab", buffering=0)
-    try:
-        if file.tell() == 0:
-            file.write(_encoded(head))
-        elif _first_line(path) != _encoded(head):
-            raise UnusableRecording(
-                f"{path} holds something else than a recording with blocks of "
-                f"{head['block_tokens']} tokens; name another file"
-            )
-    except BaseException:
-        file.close()
-        raise
-    return file
-
-
-def _first_line(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.readline(1 << 10)
-
-
-def _encoded(line: dict[str, Any]) -> bytes:
-    return json.dumps(line, separators=(",", ":"), allow_nan=False).encode() + b"\n"
 
 
 def _since(time_s: float | None, begin_s: float) -> float | None:

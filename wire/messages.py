@@ -85,7 +85,8 @@ class EngineConfig(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     swap_bytes: int = 512 << 20  # host memory for preempted rows, taken as it is first used
     max_preemptions: int = 8  # of one row, before others are preferred as victims
     threads: int | None = None  # None: all cores
-    step_log: str | None = None  # a file for the times of the first steps, written anew
+    step_log: str | None = None  # a file for the times of the first steps
+    step_log_goes_on: bool = False  # in what a former engine has logged; else it is written anew
     policies: PolicyConfig = PolicyConfig()
     # What former engines counted, which this one goes on from; quarantines stay until a release
     policy_faults: tuple[FaultCount, ...] = ()

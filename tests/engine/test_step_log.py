@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from cadenza.engine import step_log
 from cadenza.engine.step_log import LoggedRunner
 from cadenza.simulator.fitting import read_log
 from cadenza.testing import Driver, FakeRunner, ManualClock
+from cadenza.wire.line_file import LineFile
 
 
 class Ticking(ManualClock):
@@ -21,12 +23,17 @@ class Ticking(ManualClock):
         return self.advance(0.25)
 
 
-def logged(path: Path, clock: ManualClock) -> tuple[Driver, LoggedRunner]:
+def logged(path: Path, clock: ManualClock, *, goes_on: bool = False) -> tuple[Driver, LoggedRunner]:
     """A scheduler whose runner is logged."""
     driver = Driver()
-    runner = LoggedRunner(FakeRunner(32, 4), path, driver.scheduler.config, "cpu", clock)
+    config = driver.scheduler.config
+    runner = LoggedRunner(FakeRunner(32, 4), path, config, "cpu", clock, goes_on=goes_on)
     driver.runner = runner
     return driver, runner
+
+
+def full(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left")
 
 
 def test_a_step_is_what_it_computes(tmp_path: Path):
@@ -60,9 +67,30 @@ def test_the_log_ends_before_it_fills_a_disk(tmp_path: Path, monkeypatch: pytest
     assert len(driver.tokens[1]) == 5
 
 
-def test_a_full_disk_ends_the_log_and_nothing_else():
+def test_another_engine_goes_on_in_the_log_of_one_that_was_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(step_log, "MOST_STEPS", 5)
+    path = tmp_path / "steps"
+    driver, runner = logged(path, Ticking())
+    driver.add(1, [1] * 4, 3)
+    driver.run()
+    runner.close()
+    path.write_bytes(path.read_bytes()[:-5])
+    driver, _ = logged(path, Ticking(), goes_on=True)
+    driver.add(1, [1] * 4, 4)
+    driver.run()
+
+    assert len(read_log(path).steps) == 5
+    assert path.read_bytes().endswith(b"}\n")
+    logged(path, Ticking())[1].close()
+    assert len(read_log(path).steps) == 0
+
+
+def test_a_full_disk_ends_the_log_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    driver, _ = logged(tmp_path / "steps", ManualClock())
+    monkeypatch.setattr(LineFile, "write", full)
     with capture_logs() as logs:
-        driver, _ = logged(Path("/dev/full"), ManualClock())
         driver.add(1, [1] * 4, 5)
         driver.run()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from cadenza.service.recorder import Recorder, UnusableRecording
 from cadenza.service.request import GenerationRequest
 from cadenza.service.request_timer import RequestTimer
 from cadenza.simulator.readers import read_trace
+from cadenza.wire.line_file import LineFile
 from tests.service.conftest import OpenFront
 
 
@@ -115,11 +117,15 @@ def test_other_files_are_left_alone(tmp_path: Path):
     assert (tmp_path / "notes").read_text() == "mine\n"
 
 
-def test_a_full_disk_ends_the_recording_and_nothing_else(tmp_path: Path):
+def test_a_full_disk_ends_the_recording_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left")
+
     recorder = Recorder(tmp_path / "run.jsonl", 4)
-    assert recorder._file is not None
-    recorder._file.close()
-    with open("/dev/full", "ab", buffering=0) as recorder._file, capture_logs() as logs:
+    monkeypatch.setattr(LineFile, "write", full)
+    with capture_logs() as logs:
         record(recorder, [1, 2, 3, 4])
         record(recorder, [1, 2, 3, 4])
 

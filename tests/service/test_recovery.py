@@ -268,6 +268,7 @@ def test_another_engine_begins_with_the_policies_that_the_last_one_had(run, open
             await front.control.restore_shadow()
 
             assert config.policies.chosen == {"order_admissions": ("edf",)}
+            assert config.step_log_goes_on
             assert config.policy_faults == (FaultCount("edf", "order_admissions", 3, True),)
             assert front.engine.shadow.chosen == {"order_admissions": ("hrrn",)}
 
