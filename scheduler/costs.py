@@ -71,6 +71,7 @@ class CostModel:
         self._guess = np.zeros(4)
         self._guess[_TOKENS] = token_s
         self._coefficients: FloatArray | None = self._guess
+        self._fitted = self._guess
         self._decodes, self._prefills = _Sums(), _Sums()
         self._out_s = self._in_s = copy_block_s  # a block
         self._num_steps, self._next_fit = 0, 1
@@ -94,11 +95,14 @@ class CostModel:
                 self._current()
 
     def pass_s(self, plan: StepPlan) -> float:
-        """Seconds that the forward pass of a plan may be expected to take; 0: nothing is known."""
+        """Seconds that the forward pass of a plan may be expected to take; 0: nothing is known.
+
+        By the last fit: this is asked in every step, for which fitting takes too long.
+        """
         if not plan.num_rows:
             return 0.0
         expected = _features([_Pass(plan.num_new, plan.num_context, 0.0)])[0, :4]
-        return float(expected @ self._current())
+        return float(expected @ self._fitted)
 
     def recompute_s(self, tokens: Int64Array, cached: Int64Array) -> FloatArray:
         """Seconds to compute `tokens` again after `cached` ones; float64 [n], finite, 0 or more."""
@@ -124,6 +128,7 @@ class CostModel:
         if self._coefficients is None:
             sums = self._decodes.up_to_now() + self._prefills.up_to_now()
             self._coefficients = _fit(sums, self._guess)
+            self._fitted = self._coefficients
             fixed_s, token_s, context_s, _ = self._coefficients.tolist()
             self.fixed_s, self.token_s, self.context_s = fixed_s, token_s, context_s
         return self._coefficients

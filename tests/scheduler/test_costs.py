@@ -311,3 +311,6 @@ def test_how_long_a_pass_may_take_is_known_once_some_have_been_measured():
     for step in (decoding(rng), mixed(rng)):
         assert costs.pass_s(step) == pytest.approx(forward_s(step), rel=0.05)
     assert costs.pass_s(plan([], [])) == 0.0
+    before_s = costs.pass_s(step)
+    costs.observe(step, StepTimes(forward_s=100.0))
+    assert costs.pass_s(step) == before_s  # asked in every step, it does not fit all anew
