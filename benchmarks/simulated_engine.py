@@ -1,10 +1,10 @@
 """What the simulator says beforehand of the engine, with the demo model, and what the engine does.
 
-First the engine computes a calibration load, of other lengths, rates and seed than those that are
-judged, and a machine is fitted to the first steps of it. Then two loads are served under each
-profile, the profiles one after the other and all of that several times, so that a busy minute hits
-all alike; each is simulated with that machine. Judged are medians over the runs, and whether the
-profiles stand in the same order by p99 TTFT and by goodput.
+In each round the engine computes a calibration load, of other lengths, rates and seed than those
+that are judged, and a machine is fitted to the first steps of it; then loads are served under each
+profile, one after the other, and each is simulated with that machine. So a slower quarter of an hour
+is one for both sides. Judged are medians over the rounds, and whether the profiles stand in the same
+order by p99 TTFT and by goodput.
 
 The engine is scheduler and model in this process, on the machine's clock, driven by the loop that
 drives the simulation: what the service adds around them, which is the same under any policy, is not
@@ -22,7 +22,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 from cadenza.checkpoints.locate import locate
 from cadenza.cli.options import PolicyOptions
@@ -131,25 +131,36 @@ class Bench:
         ).run()
 
 
-def judge(bench: Bench, machine: Machine, load: Shape, runs: int) -> dict[str, Any]:
-    """One load: what was served and simulated of each profile."""
-    trace = synthetic(load, seed=1)
-    served: dict[str, list[dict[str, Any]]] = {profile: [] for profile in PROFILES}
-    for _ in range(runs):
+class Judged(NamedTuple):
+    """One load: what was served and simulated of each profile, round by round."""
+
+    load: Shape
+    served: dict[str, list[dict[str, Any]]]
+    simulated: dict[str, list[dict[str, Any]]]
+
+    @classmethod
+    def of(cls, load: Shape) -> Judged:
+        return cls(load, {name: [] for name in PROFILES}, {name: [] for name in PROFILES})
+
+    def serve(self, bench: Bench, machine: Machine) -> None:
+        trace = synthetic(self.load, seed=1)
         for profile in PROFILES:
-            served[profile].append(bench.served(profile, trace))
-    simulated = {profile: bench.simulated(profile, trace, machine) for profile in PROFILES}
-    print(f"\n{load.rate:g} requests a second, medians of {runs} runs")
-    for profile in PROFILES:
-        for name, (path, most) in JUDGED.items():
-            tell(profile, name, middle(served[profile], path), at(simulated[profile], path), most)
-        queued = middle(served[profile], ("queued_share",))
-        print(f"{profile:13} time with a queue {queued:.0%}")
-    for name, path in RANKED.items():
-        real = {profile: middle(served[profile], path) for profile in PROFILES}
-        ours = {profile: at(simulated[profile], path) for profile in PROFILES}
-        print(f"by {name}: {ranking(real)}; simulated {ranking(ours)}: {agreement(real, ours)}")
-    return {"load": load._asdict(), "served": served, "simulated": simulated}
+            self.served[profile].append(bench.served(profile, trace))
+            self.simulated[profile].append(bench.simulated(profile, trace, machine))
+
+    def tell(self) -> None:
+        rounds = len(self.served[PROFILES[0]])
+        print(f"\n{self.load.rate:g} requests a second, medians of {rounds} rounds")
+        for profile in PROFILES:
+            served, simulated = self.served[profile], self.simulated[profile]
+            for name, (path, most) in JUDGED.items():
+                tell(profile, name, middle(served, path), middle(simulated, path), most)
+            queued = middle(served, ("queued_share",))
+            print(f"{profile:13} time with a queue {queued:.0%}")
+        for name, path in RANKED.items():
+            real = {profile: middle(self.served[profile], path) for profile in PROFILES}
+            ours = {profile: middle(self.simulated[profile], path) for profile in PROFILES}
+            print(f"by {name}: {ranking(real)}; simulated {ranking(ours)}: {agreement(real, ours)}")
 
 
 def tell(profile: str, name: str, real: float, ours: float, most: float) -> None:
@@ -187,18 +198,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rates", type=float, nargs="+", default=[3.0, 6.0])
+    parser.add_argument("--rates", type=float, nargs="+", default=[2.0, 5.0])
     parser.add_argument("--requests", type=int, default=LOAD.requests)
-    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--blocks", type=int, default=192)
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--json", type=Path, help="a file for all summaries")
     options = parser.parse_args()
     print(heading())
     bench = Bench(options.blocks, options.threads)
-    machine = bench.calibrated()
-    loads = [LOAD._replace(rate=rate, requests=options.requests) for rate in options.rates]
-    figures = [judge(bench, machine, load, options.runs) for load in loads]
-    print(json.dumps({"machine": machine.encoded(), "loads": figures}))
+    loads = [
+        Judged.of(LOAD._replace(rate=rate, requests=options.requests)) for rate in options.rates
+    ]
+    for _ in range(options.rounds):
+        machine = bench.calibrated()
+        for load in loads:
+            load.serve(bench, machine)
+    for load in loads:
+        load.tell()
+    if options.json:
+        options.json.write_text(json.dumps([load._asdict() for load in loads]))
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ FORMAT, VERSION = "cadenza-steps", 1  # as `engine.step_log` writes them
 LEAST_STEPS = 20
 KNEES = (0, 8, 16, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 512)
 _STRAY = 0.5  # share by which a step that something else held up is longer than a first fit
+_ONCE = 5.0  # times as long as predicted: what a start costs, and no later load pays
 _PULL = 1e-9  # towards 0, where steps leave a coefficient open
 _COEFFICIENTS = (
     "fixed_s",
@@ -134,7 +135,9 @@ def fit(log: Log, name: str) -> Fit:
     """The machine that explains the steps best.
 
     Least squares with no coefficient below 0, each step weighted by 1 / time, for every knee of
-    `KNEES`, of which the best is taken; then once more without strays. What lies between two steps,
+    `KNEES`, of which the best is taken; then once more without strays. Strays tell nothing of what a
+    step computes, but they come again: so all is stretched until steps and strays together take as
+    long as they took. What lies between two steps,
     the scheduler's work among it, is their median, as an engine that waits for requests is idle
     there for long.
 
@@ -159,6 +162,9 @@ def fit(log: Log, name: str) -> Fit:
     strays = ratios > max(1 + _STRAY, float(np.median(ratios)))
     kept = [work for work, stray in zip(works, strays.tolist(), strict=True) if not stray]
     model, error = _best(kept, took_s[~strays])
+    predicted_s = _predicted(model, works)
+    again = took_s < _ONCE * predicted_s
+    model = model.scaled(float(took_s[again].sum() / predicted_s[again].sum()))
     between = [step.between_s for step in steps if step.between_s is not None]
     overhead_s = float(np.median(between)) if between else 0.0
     machine = Machine(

@@ -89,6 +89,19 @@ def test_steps_that_were_held_up_are_left_out(tmp_path: Path):
     assert found.error < 1e-3
 
 
+def test_steps_that_are_held_up_now_and_then_are_part_of_the_pace(tmp_path: Path):
+    lines = steps(120)
+    for line in lines[::20]:
+        line["took_s"] *= 3
+    log = read_log(written(tmp_path, HEAD, *lines))
+    found = fit(log, "mine")
+
+    assert found.num_strays == 6
+    seconds = sum(found.machine.step_time.seconds(step.work) for step in log.steps)
+    took_s = sum(step.took_s for step in log.steps)
+    assert seconds == pytest.approx(took_s + 120 * 0.001, rel=1e-3)
+
+
 def test_an_idle_engine_is_not_a_slow_one(tmp_path: Path):
     lines = steps(100)
     for line in lines[::10]:
