@@ -2,9 +2,9 @@
 
 In each round the engine computes a calibration load, of other lengths, rates and seed than those
 that are judged, and a machine is fitted to the first steps of it; then loads are served under each
-profile, one after the other, and each is simulated with that machine. So a slower quarter of an hour
-is one for both sides. Judged are medians over the rounds, and whether the profiles stand in the same
-order by p99 TTFT and by goodput.
+profile, one after the other, and each is simulated with that machine. So a slower quarter of an
+hour is one for both sides. Judged are medians over the rounds, and whether the profiles stand in
+the same order by p99 TTFT and by goodput.
 
 The engine is scheduler and model in this process, on the machine's clock, driven by the loop that
 drives the simulation: what the service adds around them, which is the same under any policy, is not

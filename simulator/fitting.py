@@ -135,11 +135,10 @@ def fit(log: Log, name: str) -> Fit:
     """The machine that explains the steps best.
 
     Least squares with no coefficient below 0, each step weighted by 1 / time, for every knee of
-    `KNEES`, of which the best is taken; then once more without strays. Strays tell nothing of what a
-    step computes, but they come again: so all is stretched until steps and strays together take as
-    long as they took. What lies between two steps,
-    the scheduler's work among it, is their median, as an engine that waits for requests is idle
-    there for long.
+    `KNEES`, of which the best is taken; then once more without strays. Strays tell nothing of what
+    a step computes, but they come again: so all is stretched until steps and strays together take
+    as long as they took. What lies between two steps, the scheduler's work among it, is their
+    median, as an engine that waits for requests is idle there for long.
 
     Raises:
         SimulatorError: there are too few steps, or none of a kind that a model needs.
