@@ -158,14 +158,13 @@ def _native_layers(config: DecoderConfig, layers: Iterable[Layer]) -> NativeLaye
 
 
 def _native(layer: Layer, window: int | None) -> LayerWeights:
-    gate, up = layer.gate_up.chunk(2)
     return LayerWeights(
         attention_norm=layer.attention_norm,
         qkv=layer.qkv,
         output=layer.output,
         mlp_norm=layer.mlp_norm,
-        gate=gate,
-        up=up,
+        gate=layer.gate,
+        up=layer.up,
         down=layer.down,
         qkv_bias=layer.qkv_bias,
         query_norm=layer.query_norm,

@@ -20,7 +20,8 @@ class Layer:
     output_bias: Tensor | None
     attention_post_norm: Tensor | None
     mlp_norm: Tensor
-    gate_up: Tensor  # [2 * intermediate, hidden]
+    gate: Tensor  # [intermediate, hidden]
+    up: Tensor  # [intermediate, hidden]
     gate_up_bias: Tensor | None
     down: Tensor  # [hidden, intermediate]
     down_bias: Tensor | None

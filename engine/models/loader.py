@@ -34,6 +34,9 @@ class Loader:
         if family.has_fused_products:
             qkv = {"qkv_proj": sum(qkv.values())}
             gate_up = {"gate_up_proj": 2 * inner}
+            gate, up = self._joined(mlp, gate_up, hidden).chunk(2)
+        else:
+            gate, up = (self.tensor(f"{mlp}.{name}.weight", inner, hidden) for name in gate_up)
         queries = config.num_heads * config.head_dim
         before_mlp, after_attention = "post_attention_layernorm", None
         if family.has_post_norms:
@@ -50,7 +53,8 @@ class Loader:
                 self.norm(f"{prefix}.{after_attention}") if after_attention else None
             ),
             mlp_norm=self.norm(f"{prefix}.{before_mlp}"),
-            gate_up=self._joined(mlp, gate_up, hidden),
+            gate=gate,
+            up=up,
             gate_up_bias=self._joined_biases(mlp, gate_up, config.has_mlp_bias),
             down=self.tensor(f"{mlp}.down_proj.weight", hidden, inner),
             down_bias=self._joined_biases(mlp, {"down_proj": hidden}, config.has_mlp_bias),
@@ -90,9 +94,10 @@ class Loader:
 
     def _joined(self, prefix: str, outputs: dict[str, int], inputs: int) -> Tensor:
         """Return products that read the same input as one."""
-        return torch.cat(
-            [self.tensor(f"{prefix}.{name}.weight", rows, inputs) for name, rows in outputs.items()]
-        )
+        parts = [
+            self.tensor(f"{prefix}.{name}.weight", rows, inputs) for name, rows in outputs.items()
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _joined_biases(self, prefix: str, outputs: dict[str, int], has: bool) -> Tensor | None:
         if not has:

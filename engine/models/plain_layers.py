@@ -153,7 +153,7 @@ def _packed(layer: Layer) -> _Layer:
         output=_Product(pack(layer.output), layer.output_bias),
         attention_post_norm=layer.attention_post_norm,
         mlp_norm=layer.mlp_norm,
-        gate_up=_Product(pack(layer.gate_up), layer.gate_up_bias),
+        gate_up=_Product(pack(torch.cat((layer.gate, layer.up))), layer.gate_up_bias),
         down=_Product(pack(layer.down), layer.down_bias),
         mlp_post_norm=layer.mlp_post_norm,
     )

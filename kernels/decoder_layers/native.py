@@ -251,16 +251,20 @@ def _padded(intermediate_size: int) -> int:
 
 def _interleaved(gate: Tensor, up: Tensor) -> Tensor:
     """Return 16 rows of gate, the 16 of up that they gate, and so on; zeros at the end."""
-    missing = _padded(len(gate)) - len(gate)
-    gate, up = (torch.nn.functional.pad(part, (0, 0, 0, missing)) for part in (gate, up))
-    pairs = torch.stack([part.view(-1, _GATES, part.shape[1]) for part in (gate, up)], dim=1)
-    return pairs.flatten(0, 2)
+    width = _padded(len(gate))
+    pairs = [_filled(part, rows=width).view(-1, _GATES, part.shape[1]) for part in (gate, up)]
+    return torch.stack(pairs, dim=1).flatten(0, 2)
 
 
 def _wide(down: Tensor) -> Tensor:
     """Return down with inputs, all 0, for what `_interleaved` has added."""
-    inputs = down.shape[1]
-    return torch.nn.functional.pad(down, (0, _padded(inputs) - inputs))
+    return _filled(down.T, rows=_padded(down.shape[1])).T
+
+
+def _filled(weight: Tensor, rows: int) -> Tensor:
+    """Return the weight with as many rows, those that it lacks all 0; itself where none are."""
+    missing = rows - len(weight)
+    return torch.nn.functional.pad(weight, (0, 0, 0, missing)) if missing else weight
 
 
 def _addresses(layer: _PackedLayer) -> Layer:
