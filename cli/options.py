@@ -90,6 +90,30 @@ def _has_host(url: str) -> bool:
         return False
 
 
+def _cores(value: object) -> object:
+    """One alone is a number in a YAML file."""
+    if isinstance(value, int):
+        value = str(value)
+    if isinstance(value, str):
+        cores_of(value)
+    return value
+
+
+def cores_of(text: str) -> tuple[int, ...]:
+    """Numbers and ranges of them, such as 0-3,8, in ascending order. Raises ValueError."""
+    ranges = [re.fullmatch(r"(\d{1,4})(?:-(\d{1,4}))?", part) for part in text.split(",")]
+    cores = {
+        core
+        for found in ranges
+        if found
+        for core in range(int(found[1]), int(found[2] or found[1]) + 1)
+    }
+    is_upwards = all(found and int(found[1]) <= int(found[2] or found[1]) for found in ranges)
+    if not is_upwards:
+        raise ValueError("Must be numbers of cores and ranges of them, such as 0-3,8.")
+    return tuple(sorted(cores))
+
+
 def _several(value: object) -> object:
     """One alone, as YAML files and variables may have it."""
     return (value,) if isinstance(value, str) else value
@@ -118,6 +142,7 @@ Names = AfterValidator(_not_empty)
 Tenants = AfterValidator(_tenants)
 Several = BeforeValidator(_several)
 Url = AfterValidator(_http_url)
+Cores = BeforeValidator(_cores)
 
 
 @Parameter(name="*")
@@ -194,6 +219,9 @@ class ServeOptions(PolicyOptions):
 
     threads: Annotated[int | None, Model, Threads] = None
     """CPU threads of the engine; default: one a core."""
+
+    engine_cores: Annotated[str | None, Model, Cores] = None
+    """Cores that the engine stays on, such as 0-3,8; default: on no particular ones."""
 
     block_size: Annotated[int, Memory, BlockSize, PowerOfTwo] = 16
     """Tokens a KV block holds; a power of two."""

@@ -13,7 +13,7 @@ from cadenza.checkpoints.locate import Located, locate
 from cadenza.cli.config import DEFAULT, Resolved
 from cadenza.cli.config_reports import show_given, warn
 from cadenza.cli.errors import UsageError
-from cadenza.cli.options import ServeOptions
+from cadenza.cli.options import ServeOptions, cores_of
 from cadenza.cli.output import complain, write
 from cadenza.cli.profile import configure
 from cadenza.cli.progress import Progress
@@ -198,6 +198,7 @@ def _front_config(located: Located, options: ServeOptions) -> FrontConfig:
             enable_prefix_caching=options.enable_prefix_caching,
             watermark=DEFAULT_WATERMARK if options.watermark is None else options.watermark,
             threads=options.threads,
+            cores=None if options.engine_cores is None else cores_of(options.engine_cores),
             step_log=None if options.record is None else f"{options.record.absolute()}.steps",
             policies=configured.config,
             log_level=_log_level(options.log_level, configured.config.trace),

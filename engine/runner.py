@@ -18,6 +18,7 @@ from torch import Tensor
 
 from cadenza.engine.block_copies import BlockCopier, block_copier
 from cadenza.engine.calibration import copy_block_seconds, token_seconds, tokens_within
+from cadenza.engine.cores import stay_on
 from cadenza.engine.kv_cache import CacheShape, HostCache, KVCache
 from cadenza.engine.loading import load_model
 from cadenza.engine.models import Model, ModelBatch, ProgressCallback
@@ -155,6 +156,8 @@ def build_runner(
     """
     start_s = time.perf_counter()
     _check(config)
+    if config.cores is not None:
+        stay_on(config.cores)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     model = load_model(

@@ -84,7 +84,8 @@ class EngineConfig(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     watermark: float = 0.01  # share of the pool that admissions leave free, unless policies say
     swap_bytes: int = 512 << 20  # host memory for preempted rows, taken as it is first used
     max_preemptions: int = 8  # of one row, before others are preferred as victims
-    threads: int | None = None  # None: all cores
+    threads: int | None = None  # None: one a core
+    cores: tuple[int, ...] | None = None  # that the engine stays on; None: no particular ones
     step_log: str | None = None  # a file for the times of the first steps
     step_log_goes_on: bool = False  # in what a former engine has logged; else it is written anew
     policies: PolicyConfig = PolicyConfig()

@@ -90,6 +90,7 @@ def test_every_option_can_be_a_variable_or_stand_in_a_file(file: Path):
         "dtype": "float32",
         "max_model_len": 3,
         "threads": 4,
+        "engine_cores": "0-3",
         "block_size": 8,
         "num_gpu_blocks_override": 5,
         "kv_cache_memory_bytes": 6,

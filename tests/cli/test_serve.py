@@ -115,6 +115,9 @@ ENGINE_FLAGS: list[tuple[list[str], str, Any]] = [
     (["--dtype", "float32"], "dtype", "float32"),
     (["--max-model-len", "512"], "max_model_len", 512),
     (["--threads", "1"], "threads", 1),
+    ([], "cores", None),
+    (["--engine-cores", "3"], "cores", (3,)),
+    (["--engine-cores", "8,0-2,1"], "cores", (0, 1, 2, 8)),
     (["--block-size", "32"], "block_size", 32),
     (["--num-gpu-blocks-override", "9"], "num_blocks", 9),
     (["--num-blocks", "9"], "num_blocks", 9),
@@ -323,6 +326,18 @@ def test_a_number_out_of_range_is_told_the_range(
     assert error.startswith("cadenza: Invalid value ")
     name = flag.replace("--num-blocks", "--num-gpu-blocks-override")
     assert error.endswith(f" for {name}. Must be {said}\n")
+    assert not stub.configs, "it went on all the same"
+
+
+@pytest.mark.parametrize("value", ["", "a", "1-", "-1", "3-1", "0,,1", "0;1", "99999", "0-1-2"])
+def test_cores_that_are_none_are_told_an_example(
+    stub, capsys: pytest.CaptureFixture[str], value: str
+):
+    assert status_of("serve", "demo", f"--engine-cores={value}") == 2
+
+    assert capsys.readouterr().err.endswith(
+        "for --engine-cores. Must be numbers of cores and ranges of them, such as 0-3,8.\n"
+    )
     assert not stub.configs, "it went on all the same"
 
 
