@@ -4,13 +4,17 @@ What passes from layer to layer stays in fp32 whatever the dtype of the weights;
 keys, values and the softmax's weights are rounded to that dtype. Scores, sums and norms are fp32.
 Each of them is added in an order that neither other rows, nor chunks, blocks or threads change, so
 that a row is bitwise the same in any batch. Levels of instruction sets differ from each other.
+
+Int8 products take what was normed as it is, without that rounding, and quantise each of their
+inputs once.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +22,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from cadenza.kernels.int8_linear import PackedInt8Weight
 from cadenza.kernels.linear import native as products
 from cadenza.kernels.linear.native import DTYPES, PackedWeight
 from cadenza.kernels.native import Layer, Library, Model, Step, Times, library
@@ -100,23 +105,28 @@ class NativeLayers:
         layers: Iterable[LayerWeights],
         rotary: RotaryTables,
         level: str | None = None,
+        *,
+        int8: bool = False,
     ) -> None:
         """layers: at least one, each packed before the next is asked for; level: one of
-        `kernels.linear.native.levels()`, the fastest by default.
+        `kernels.linear.native.levels()`, the fastest by default; int8: products are those of
+        `kernels.int8_linear`, all else is as without.
 
-        Raises ValueError and MemoryError as `PackedWeight` does.
+        Raises ValueError and MemoryError as `PackedWeight` does, or `PackedInt8Weight`.
         """
         found = library()
         assert found is not None, "is_supported was not asked"
         self._library: Library = found
         self._shape = shape
-        self._packed = tuple(_packed(weights, level) for weights in layers)
+        kind = PackedInt8Weight if int8 else PackedWeight
+        self._packed = tuple(_packed(weights, partial(kind, level=level)) for weights in layers)
         self._dtype = self._packed[0].qkv.dtype
         self._rotary = RotaryTables(rotary.cos.contiguous(), rotary.sin.contiguous())
         self._layers = (Layer * len(self._packed))(*(_addresses(layer) for layer in self._packed))
         self._model = Model(
             self._packed[0].qkv.level,
             DTYPES[self._dtype],
+            self._packed[0].qkv.format,
             len(self._packed),
             self._layers,
             shape.hidden_size,
@@ -226,14 +236,14 @@ def _check_lengths(
         )
 
 
-def _packed(weights: LayerWeights, level: str | None) -> _PackedLayer:
+def _packed(weights: LayerWeights, pack: Callable[[Tensor], PackedWeight]) -> _PackedLayer:
     return _PackedLayer(
         _float32(weights.attention_norm),
-        PackedWeight(weights.qkv, level),
-        PackedWeight(weights.output, level),
+        pack(weights.qkv),
+        pack(weights.output),
         _float32(weights.mlp_norm),
-        PackedWeight(_interleaved(weights.gate, weights.up), level),
-        PackedWeight(_wide(weights.down), level),
+        pack(_interleaved(weights.gate, weights.up)),
+        pack(_wide(weights.down)),
         None if weights.qkv_bias is None else _float32(weights.qkv_bias),
         None if weights.query_norm is None else _float32(weights.query_norm),
         None if weights.key_norm is None else _float32(weights.key_norm),

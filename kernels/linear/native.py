@@ -9,6 +9,8 @@ of bf16 products are rounded to bf16 once, at the end, or not at all.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -17,13 +19,22 @@ from cadenza.kernels.native import BFLOAT16, FLOAT32, library
 
 _PAGES = LargePages()
 DTYPES = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
-_ONLY_BFLOAT16 = ("avx512-bf16", "amx")  # fp32 is multiplied as by the level below
+# What levels are for; all else is multiplied as by the level below
+_ONLY = {
+    "avx512-vnni": (torch.int8,),
+    "avx512-bf16": (torch.bfloat16,),
+    "amx": (torch.bfloat16, torch.int8),
+}
 
 
-def levels() -> tuple[str, ...]:
-    """Name the instruction sets that there are kernels for, the fastest last; none: no library."""
+def levels(dtype: torch.dtype | None = None) -> tuple[str, ...]:
+    """Name the instruction sets that there are kernels for, the fastest last; none: no library.
+
+    dtype: fp32, bf16 or int8; those alone that multiply it in another way than the one below.
+    """
     found = library()
-    return () if found is None else found.levels
+    names = () if found is None else found.levels
+    return tuple(name for name in names if dtype is None or dtype in _ONLY.get(name, (dtype,)))
 
 
 def is_supported(dtype: torch.dtype) -> bool:
@@ -33,9 +44,7 @@ def is_supported(dtype: torch.dtype) -> bool:
 
 def fastest(dtype: torch.dtype) -> str:
     """Name the fastest level that differs for `dtype` from the one below."""
-    return [level for level in levels() if dtype == torch.bfloat16 or level not in _ONLY_BFLOAT16][
-        -1
-    ]
+    return levels(dtype)[-1]
 
 
 class PackedWeight:
@@ -60,10 +69,8 @@ class PackedWeight:
         self._level = found.levels.index(level) if level else len(found.levels) - 1
         self._dtype = weight.dtype
         self._shape = (weight.shape[0], weight.shape[1])
-        kind = (*self._shape, DTYPES[weight.dtype])
-        self._packed = _PAGES.take(found.packed_bytes(*kind))
-        weight = weight.contiguous()
-        found.pack(torch.get_num_threads(), weight.data_ptr(), *kind, self._packed.data_ptr())
+        self._packed = _PAGES.take(found.packed_bytes(*self._shape, self.format))
+        self._pack(weight.contiguous())
 
     @property
     def out_features(self) -> int:
@@ -71,7 +78,13 @@ class PackedWeight:
 
     @property
     def dtype(self) -> torch.dtype:
+        """Of the weight that it was made of, and of what it multiplies."""
         return self._dtype
+
+    @property
+    def format(self) -> int:
+        """What the panels are made of, a dtype of level.h."""
+        return DTYPES[self._dtype]
 
     @property
     def level(self) -> int:
@@ -96,7 +109,7 @@ class PackedWeight:
             )
         x = x.contiguous()
         y = torch.empty(len(x), out_features, dtype=dtype or self._dtype)
-        self._library.linear(
+        self._product()(
             self._level,
             DTYPES[self._dtype],
             torch.get_num_threads(),
@@ -109,6 +122,17 @@ class PackedWeight:
             y.data_ptr(),
         )
         return y
+
+    def _pack(self, weight: Tensor) -> None:
+        """Fill the panels."""
+        self._library.pack(torch.get_num_threads(), *self._place(weight))
+
+    def _place(self, weight: Tensor) -> tuple[int, int, int, int, int]:
+        return (weight.data_ptr(), *self._shape, DTYPES[weight.dtype], self._packed.data_ptr())
+
+    def _product(self) -> Callable[..., None]:
+        """Return what multiplies, of the library."""
+        return self._library.linear
 
 
 def _described(tensor: Tensor) -> str:

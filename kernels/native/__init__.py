@@ -11,9 +11,9 @@ from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
-__all__ = ["BFLOAT16", "FLOAT32", "Layer", "Library", "Model", "Step", "Times", "library"]
+__all__ = ["BFLOAT16", "FLOAT32", "INT8", "Layer", "Library", "Model", "Step", "Times", "library"]
 
-FLOAT32, BFLOAT16 = 0, 1  # dtypes, as in level.h
+FLOAT32, BFLOAT16, INT8 = 0, 1, 2  # dtypes, as in level.h
 
 _ADDRESS, _SIZE, _NUMBER = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 
@@ -39,6 +39,7 @@ class Model(ctypes.Structure):
     _fields_ = (
         ("level", _NUMBER),
         ("dtype", _NUMBER),
+        ("weights", _NUMBER),
         ("num_layers", _SIZE),
         ("layers", ctypes.POINTER(Layer)),
         ("hidden", _SIZE),
@@ -90,9 +91,12 @@ class Library:
         self._pack = functions.cadenza_pack
         self._pack.argtypes = (_NUMBER, _ADDRESS, _SIZE, _SIZE, _NUMBER, _ADDRESS)
         self._pack.restype = None
-        self._linear = functions.cadenza_linear
+        self._pack_int8 = functions.cadenza_pack_int8
+        self._pack_int8.argtypes, self._pack_int8.restype = self._pack.argtypes, _NUMBER
         product = (_ADDRESS, _SIZE, _SIZE, _ADDRESS, _SIZE, _NUMBER, _ADDRESS)
-        self._linear.argtypes, self._linear.restype = (*(_NUMBER,) * 3, *product), _NUMBER
+        self._linear, self._int8_linear = functions.cadenza_linear, functions.cadenza_int8_linear
+        for function in (self._linear, self._int8_linear):
+            function.argtypes, function.restype = (*(_NUMBER,) * 3, *product), _NUMBER
         self._layers = functions.cadenza_layers
         self._layers.argtypes = (
             *map(ctypes.POINTER, (Model, Step)),
@@ -125,6 +129,18 @@ class Library:
         """Copy the weight [out_features, in_features] at an address to `packed_bytes` elsewhere."""
         self._pack(threads, weight, out_features, in_features, dtype, packed)
 
+    def pack_int8(
+        self,
+        threads: int,
+        weight: int,
+        out_features: int,
+        in_features: int,
+        dtype: int,
+        packed: int,
+    ) -> bool:
+        """Quantise a weight of fp32 or bf16 and copy it likewise; False: a value is not finite."""
+        return not self._pack_int8(threads, weight, out_features, in_features, dtype, packed)
+
     def linear(
         self,
         level: int,
@@ -142,6 +158,24 @@ class Library:
         shape = (x, rows, in_features, packed, out_features)
         if self._linear(level, dtype, threads, *shape, y_dtype, y):
             raise MemoryError(f"no memory to pad {rows} rows of {in_features} inputs")
+
+    def int8_linear(
+        self,
+        level: int,
+        dtype: int,
+        threads: int,
+        x: int,
+        rows: int,
+        in_features: int,
+        packed: int,
+        out_features: int,
+        y_dtype: int,
+        y: int,
+    ) -> None:
+        """As `linear`, by what `pack_int8` has packed; x is quantised first."""
+        shape = (x, rows, in_features, packed, out_features)
+        if self._int8_linear(level, dtype, threads, *shape, y_dtype, y):
+            raise MemoryError(f"no memory to quantise {rows} rows of {in_features} inputs")
 
     def layers(self, model: Model, step: Step, threads: int, times: Times) -> None:
         """Compute all layers of a step; adds to the times. Raises MemoryError."""

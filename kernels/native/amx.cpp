@@ -1,4 +1,5 @@
-// AMX: an instruction multiplies tiles of 16 rows, 32 inputs and 16 outputs. fp32 as in AVX-512.
+// AMX: an instruction multiplies tiles of 16 rows, 32 inputs of bf16 or 64 of int8, and 16 outputs. fp32
+// as in AVX-512.
 #include "level.h"
 
 #if defined(__x86_64__)
@@ -7,7 +8,7 @@
 
 #define TARGET \
   __attribute__((target( \
-      "amx-tile,amx-bf16,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma," \
+      "amx-tile,amx-bf16,amx-int8,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma," \
       "prefer-vector-width=512")))
 
 namespace cadenza {
@@ -15,7 +16,7 @@ namespace {
 
 #include "elementwise.h"
 
-constexpr int64_t kTileRows = 16, kTileInputs = 32;
+constexpr int64_t kTileRows = 16, kTileBytes = 64;  // of x
 
 // Registers 0 to 3 hold sums, 4 and 5 rows of x, 6 and 7 the halves of a panel.
 struct alignas(64) TileConfig {
@@ -50,7 +51,7 @@ TARGET void prepare(int64_t rows, int64_t& prepared) {
   prepared = rows;
 }
 
-// Registers 0 to 3, as fp32.
+// Registers 0 to 3, as fp32, of int8 products int32.
 template <bool TWO>
 TARGET void store(char* y, int64_t stride) {
   _tile_stored(0, y, stride);
@@ -74,27 +75,43 @@ TARGET void clear() {
 // A tile's sums, whose finish waits for the next tile: while the matrix unit multiplies, the rest of
 // the processor has little else to do.
 struct Waiting {
-  alignas(64) float sums[2 * kTileRows][kPanel];
+  union {
+    alignas(64) float sums[2 * kTileRows][kPanel];
+    int32_t codes[2 * kTileRows][kPanel];  // of an int8 product: their sums
+  };
   char* y;  // of the next row
   int64_t y_stride, outputs, row, rows;
   Finish finish;
+  const PanelScales* scales;  // null: not of an int8 product
+  const char* scale;          // of the next row of x
+  int64_t x_stride;
 
-  TARGET void take(const Tile& t) {
+  TARGET void take(const Tile& t, int32_t dtype) {
     y = t.y;
     y_stride = t.y_stride;
     outputs = t.outputs;
     finish = t.finish;
     row = 0;
     rows = t.rows;
+    scales = dtype == kInt8 ? &scales_after(t.halves[0], t.depth) : nullptr;
+    scale = t.x + t.depth;
+    x_stride = t.x_stride;
   }
 
   TARGET void finish_some(int64_t count) {
     const int64_t last = row + count < rows ? row + count : rows;
     for (; row < last; ++row, y += y_stride) {
+      alignas(64) float values[kPanel];
+      const float* of_row = sums[row];
+      if (scales != nullptr) {
+        rescale(codes[row], *scales, scale_of(scale, 0), values);
+        of_row = values;
+        scale += x_stride;
+      }
       if (outputs == kPanel)  // most often: a constant makes loops without a remainder
-        finish_row(finish, sums[row], kPanel, y);
+        finish_row(finish, of_row, kPanel, y);
       else
-        finish_row(finish, sums[row], outputs, y);
+        finish_row(finish, of_row, outputs, y);
     }
   }
 };
@@ -108,47 +125,60 @@ TARGET void end() {
   _tile_release();
 }
 
-template <bool TWO>
+// Adds the products of two registers to a third one; all are numbers.
+#define ADD_PRODUCTS(sums, x, weights)     \
+  if constexpr (DTYPE == kInt8) {          \
+    _tile_dpbusd(sums, x, weights);        \
+  } else {                                 \
+    _tile_dpbf16ps(sums, x, weights);      \
+  }
+
+template <int32_t DTYPE, bool TWO>
 TARGET void multiply(const Tile& t, Waiting& former) {
   const char *first = t.halves[0], *second = t.halves[1], *x = t.x;
-  const int64_t steps = t.depth / kTileInputs;
+  const int64_t steps = t.depth * size_of(DTYPE) / kTileBytes;
   Ahead ahead(t, steps);
   const int64_t finish_step = (former.rows + steps - 1) / steps;
   for (int64_t step = 0; step < steps; ++step) {
     ahead.fetch();
     _tile_loadd(6, first, t.stride);
     _tile_loadd(4, x, t.x_stride);
-    _tile_dpbf16ps(0, 4, 6);
+    ADD_PRODUCTS(0, 4, 6);
     _tile_loadd(7, second, t.stride);
-    _tile_dpbf16ps(1, 4, 7);
+    ADD_PRODUCTS(1, 4, 7);
     if (TWO) {
       _tile_loadd(5, x + kTileRows * t.x_stride, t.x_stride);
-      _tile_dpbf16ps(2, 5, 6);
-      _tile_dpbf16ps(3, 5, 7);
+      ADD_PRODUCTS(2, 5, 6);
+      ADD_PRODUCTS(3, 5, 7);
     }
-    first += kTileInputs / 2 * t.stride;
-    second += kTileInputs / 2 * t.stride;
-    x += 2 * kTileInputs;
+    first += kTileRows * t.stride;
+    second += kTileRows * t.stride;
+    x += kTileBytes;
     if (former.row < former.rows) former.finish_some(finish_step);
   }
 }
 
-template <bool TWO>
+#undef ADD_PRODUCTS
+
+template <int32_t DTYPE, bool TWO>
 TARGET void tile_of(const Tile& t) {
   prepare<TileConfig>(t.rows, tile_rows);
   clear<TWO>();
   Waiting& former = waiting;
-  multiply<TWO>(t, former);
-  if (t.finish == Finish::kFloat32 && t.outputs == kPanel) {
+  multiply<DTYPE, TWO>(t, former);
+  if (DTYPE != kInt8 && t.finish == Finish::kFloat32 && t.outputs == kPanel) {
     former.rows = 0;
     store<TWO>(t.y, t.y_stride);
     return;
   }
-  former.take(t);
+  former.take(t, DTYPE);
   store<TWO>(reinterpret_cast<char*>(former.sums), sizeof former.sums[0]);
 }
 
-void tile(const Tile& t) { (t.rows > kTileRows ? tile_of<true> : tile_of<false>)(t); }
+template <int32_t DTYPE>
+void tile(const Tile& t) {
+  (t.rows > kTileRows ? tile_of<DTYPE, true> : tile_of<DTYPE, false>)(t);
+}
 
 // Scores: registers 0 to 3 hold those of four units, 4 queries, 6 keys. Weighted sums: 0 to 3 hold
 // those of 64 dims, 5 the weights of a unit, 7 its values. Rows of 0 to 5 are queries.
@@ -239,7 +269,9 @@ TARGET void weigh(const Weighing& w) {
 const Level* amx_level() {
   static const Level level{
       "amx",
-      {avx512_level()->kernels[kFloat32], {2 * kTileRows, 0, tile, end}},
+      {avx512_level()->kernels[kFloat32],
+       {2 * kTileRows, 0, tile<kBfloat16>, end},
+       {2 * kTileRows, 0, tile<kInt8>, end}},
       {{}, {scores, weigh, end_units}},
       kElementwise,
   };

@@ -1,4 +1,4 @@
-// AVX2 with fused multiply-adds: bf16 weights are widened to fp32.
+// AVX2 with fused multiply-adds: bf16 weights are widened to fp32, int8 ones to 16 bits.
 #include "level.h"
 
 #if defined(__x86_64__)
@@ -23,6 +23,8 @@ TARGET inline __m256 widened(__m256i pairs, int half) {
 
 struct Float32 {
   using Value = float;
+  using Sum = float;
+  using Sums = __m256;
   static constexpr int64_t kStep = 1;  // inputs
 
   template <int ROWS>
@@ -43,6 +45,8 @@ struct Float32 {
 
 struct Bfloat16 {
   using Value = uint16_t;
+  using Sum = float;
+  using Sums = __m256;
   static constexpr int64_t kStep = 2;
 
   template <int ROWS>
@@ -64,10 +68,45 @@ struct Bfloat16 {
   }
 };
 
+// The first and third of each four bytes, or the second and fourth, as 16 bits.
+TARGET inline __m256i codes_at(__m256i fours, int half) {
+  return half ? _mm256_srai_epi16(fours, 8) : _mm256_srai_epi16(_mm256_slli_epi16(fours, 8), 8);
+}
+
+TARGET inline __m256i inputs_at(__m256i fours, int half) {
+  return half ? _mm256_srli_epi16(fours, 8) : _mm256_and_si256(fours, _mm256_set1_epi16(0xff));
+}
+
+struct Int8 {
+  using Value = uint8_t;
+  using Sum = int32_t;
+  using Sums = __m256i;
+  static constexpr int64_t kStep = 4;
+
+  template <int ROWS>
+  TARGET static void step(
+      const char* x, int64_t x_stride, const char* const (&halves)[2], int64_t at,
+      __m256i (&sums)[ROWS][kVectors]) {
+    EACH(half, 2) {
+      __m256i values[ROWS];
+      EACH(row, ROWS)
+        values[row] = inputs_at(_mm256_set1_epi32(pair_at(x + row * x_stride)), half);
+      EACH(i, kVectors) {
+        const auto* fours = reinterpret_cast<const __m256i*>(halves[i / 2] + at) + i % 2;
+        const __m256i weights = codes_at(_mm256_loadu_si256(fours), half);
+        EACH(row, ROWS) {
+          const __m256i products = _mm256_madd_epi16(weights, values[row]);
+          sums[row][i] = _mm256_add_epi32(sums[row][i], products);
+        }
+      }
+    }
+  }
+};
+
 template <class Format, int ROWS>
 TARGET void tile_of(const Tile& t) {
-  __m256 sums[ROWS][kVectors];
-  EACH(row, ROWS) EACH(i, kVectors) sums[row][i] = _mm256_setzero_ps();
+  typename Format::Sums sums[ROWS][kVectors];
+  EACH(row, ROWS) EACH(i, kVectors) sums[row][i] = typename Format::Sums{};
   const char* const halves[2] = {t.halves[0], t.halves[1]};
   const char* x = t.x;
   const int64_t steps = t.depth / Format::kStep, bytes = steps * t.stride;
@@ -77,8 +116,9 @@ TARGET void tile_of(const Tile& t) {
     Format::template step<ROWS>(x, t.x_stride, halves, at, sums);
     x += Format::kStep * sizeof(typename Format::Value);
   }
-  alignas(32) float results[ROWS][kPanel];
-  EACH(row, ROWS) EACH(i, kVectors) _mm256_store_ps(&results[row][8 * i], sums[row][i]);
+  alignas(32) typename Format::Sum results[ROWS][kPanel];
+  EACH(row, ROWS) EACH(i, kVectors)
+    __builtin_memcpy(&results[row][8 * i], &sums[row][i], sizeof sums[row][i]);
   finish(t, &results[0][0], kPanel);
 }
 
@@ -91,7 +131,7 @@ void tile(const Tile& t) {
 
 constexpr Level kLevel{
     "avx2",
-    {{kRows, 0, tile<Float32>}, {kRows, 0, tile<Bfloat16>}},
+    {{kRows, 0, tile<Float32>}, {kRows, 0, tile<Bfloat16>}, {kRows, 0, tile<Int8>}},
     {},
     kElementwise,
 };

@@ -1,4 +1,5 @@
-// AVX-512: bf16 weights are widened to fp32, two fused multiply-adds a pair of inputs.
+// AVX-512: bf16 weights are widened to fp32, two fused multiply-adds a pair of inputs; int8 ones to 16
+// bits.
 #include "level.h"
 
 #if defined(__x86_64__)
@@ -21,6 +22,8 @@ TARGET inline __m512 widened(__m512i pairs, int half) {
 }
 
 struct Float32 {
+  using Sum = float;
+  using Sums = __m512;
   static constexpr int64_t kSize = 4, kStep = 1;  // bytes a value, inputs a step
 
   template <int ROWS, int HALVES>
@@ -39,6 +42,8 @@ struct Float32 {
 };
 
 struct Bfloat16 {
+  using Sum = float;
+  using Sums = __m512;
   static constexpr int64_t kSize = 2, kStep = 2;
 
   template <int ROWS, int HALVES>
@@ -60,11 +65,45 @@ struct Bfloat16 {
   }
 };
 
+// The first and third of each four bytes, or the second and fourth, as 16 bits.
+TARGET inline __m512i codes_at(__m512i fours, int half) {
+  return half ? _mm512_srai_epi16(fours, 8) : _mm512_srai_epi16(_mm512_slli_epi16(fours, 8), 8);
+}
+
+TARGET inline __m512i inputs_at(__m512i fours, int half) {
+  return half ? _mm512_srli_epi16(fours, 8) : _mm512_and_si512(fours, _mm512_set1_epi16(0xff));
+}
+
+struct Int8 {
+  using Sum = int32_t;
+  using Sums = __m512i;
+  static constexpr int64_t kSize = 1, kStep = 4;
+
+  template <int ROWS, int HALVES>
+  TARGET static void step(
+      const char* x, int64_t x_stride, const char* const (&halves)[HALVES], int64_t at,
+      __m512i (&sums)[ROWS][HALVES]) {
+    EACH(half, 2) {
+      __m512i weights[HALVES];
+      EACH(i, HALVES)
+        weights[i] = codes_at(_mm512_loadu_si512(halves[i] + at), half);
+      EACH(row, ROWS) {
+        const __m512i fours = _mm512_set1_epi32(pair_at(x + row * x_stride));
+        const __m512i value = inputs_at(fours, half);
+        EACH(i, HALVES)
+          sums[row][i] = _mm512_add_epi32(sums[row][i], _mm512_madd_epi16(weights[i], value));
+      }
+    }
+  }
+};
+
 #include "avx512_tile.h"
 
 constexpr Level kLevel{
     "avx512",
-    {{kNarrowRows, kWideRows, tile<Float32>}, {kNarrowRows, kWideRows, tile<Bfloat16>}},
+    {{kNarrowRows, kWideRows, tile<Float32>},
+     {kNarrowRows, kWideRows, tile<Bfloat16>},
+     {kNarrowRows, kWideRows, tile<Int8>}},
     {},
     kElementwise,
 };

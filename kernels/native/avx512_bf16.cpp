@@ -15,6 +15,8 @@ namespace {
 #include "elementwise.h"
 
 struct Bfloat16 {
+  using Sum = float;
+  using Sums = __m512;
   static constexpr int64_t kSize = 2, kStep = 2;
 
   template <int ROWS, int HALVES>
@@ -40,7 +42,9 @@ struct Bfloat16 {
 const Level* avx512_bf16_level() {
   static const Level level{
       "avx512-bf16",
-      {avx512_level()->kernels[kFloat32], {kNarrowRows, kWideRows, tile<Bfloat16>}},
+      {avx512_level()->kernels[kFloat32],
+       {kNarrowRows, kWideRows, tile<Bfloat16>},
+       avx512_vnni_level()->kernels[kInt8]},
       {},
       kElementwise,
   };

@@ -1,15 +1,16 @@
 // Tiles of 512-bit registers. Who includes this has defined TARGET, the instruction sets of its
 // functions, and inside its own namespace, so that no function is shared with another level.
 //
-// A format says how wide a value is (kSize), how many inputs a step takes (kStep), and has `step`,
-// which adds the products of a step whose inputs lie `at` bytes from a half's first ones.
+// A format says what sums are (Sum, and Sums of them), how wide a value is (kSize), how many inputs a
+// step takes (kStep), and has `step`, which adds the products of a step whose inputs lie `at` bytes from
+// a half's first ones.
 
 constexpr int64_t kNarrowRows = 12, kWideRows = 6;  // both take 24 of the 32 registers for sums
 
 template <class Format, int ROWS, int HALVES>
 TARGET void tile_of(const Tile& t) {
-  __m512 sums[ROWS][HALVES];
-  EACH(row, ROWS) EACH(i, HALVES) sums[row][i] = _mm512_setzero_ps();
+  typename Format::Sums sums[ROWS][HALVES];
+  EACH(row, ROWS) EACH(i, HALVES) sums[row][i] = typename Format::Sums{};
   const char* halves[HALVES];
   EACH(i, HALVES) halves[i] = t.halves[i];
   const char* x = t.x;
@@ -20,8 +21,9 @@ TARGET void tile_of(const Tile& t) {
     Format::template step<ROWS, HALVES>(x, t.x_stride, halves, at, sums);
     x += Format::kStep * Format::kSize;
   }
-  alignas(64) float results[ROWS][kHalf * HALVES];
-  EACH(row, ROWS) EACH(i, HALVES) _mm512_store_ps(&results[row][kHalf * i], sums[row][i]);
+  alignas(64) typename Format::Sum results[ROWS][kHalf * HALVES];
+  EACH(row, ROWS) EACH(i, HALVES)
+    __builtin_memcpy(&results[row][kHalf * i], &sums[row][i], sizeof sums[row][i]);
   finish(t, &results[0][0], kHalf * HALVES);
 }
 

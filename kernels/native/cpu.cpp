@@ -44,13 +44,16 @@ bool has_avx512() {
          has(features, 30) && has(features, 31);
 }
 
-bool has_avx512_bf16() { return has_avx512() && has(cpuid(7, 1).a, 5); }
+bool has_avx512_vnni() { return has_avx512() && has(cpuid(7, 0).c, 11); }
+
+bool has_avx512_bf16() { return has_avx512_vnni() && has(cpuid(7, 1).a, 5); }
 
 bool has_amx() {
 #if defined(__linux__)
   const unsigned features = cpuid(7, 0).d;
   if (!has_avx512_bf16() || (saved_state() & 0x60000) != 0x60000) return false;
-  if (!has(features, 22) || !has(features, 24)) return false;
+  constexpr unsigned kBf16 = 1 << 22, kTile = 1 << 24, kInt8 = 1 << 25, kAll = kBf16 | kTile | kInt8;
+  if ((features & kAll) != kAll) return false;
   // Linux gives a process the tiles when it asks; threads begun before have them too
   constexpr long kRequestPermission = 0x1023, kTileData = 18;
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
@@ -62,7 +65,7 @@ bool has_amx() {
 #endif
 
 struct Levels {
-  const Level* found[6] = {};
+  const Level* found[7] = {};
 
   Levels() {
     int count = 0;
@@ -73,6 +76,7 @@ struct Levels {
 #if defined(__x86_64__)
     add(has_avx2(), avx2_level());
     add(has_avx512(), avx512_level());
+    add(has_avx512_vnni(), avx512_vnni_level());
     add(has_avx512_bf16(), avx512_bf16_level());
     add(has_amx(), amx_level());
 #endif

@@ -286,4 +286,76 @@ TARGET inline void finish(const Tile& t, const float* sums, int64_t stride) {
     finish_row(t.finish, sums + row * stride, t.outputs, t.y + row * t.y_stride);
 }
 
-constexpr Elementwise kElementwise{norm, rotate, convert, divide, softmax};
+// The fp32 that a value is, as bits without a sign: the larger the value, the larger they are; those of
+// infinity and NaN are largest.
+TARGET inline int32_t magnitude(float value) {
+  int32_t bits;
+  __builtin_memcpy(&bits, &value, sizeof bits);
+  return bits & 0x7fffffff;
+}
+TARGET inline int32_t magnitude(uint16_t bfloat) { return (bfloat & 0x7fff) << 16; }
+
+TARGET inline float as_float(float value) { return value; }
+TARGET inline float as_float(uint16_t bfloat) { return from_bfloat16(bfloat); }
+
+// Specified by kernels/int8_linear/reference.py.
+template <class Value>
+TARGET inline void quantise_as(const Value* x, int64_t size, char* row) {
+  constexpr int32_t infinity = 0x7f800000, least = 0x04000000;  // 2^-119
+  constexpr float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number
+  int32_t bits = 0;
+  for (int64_t i = 0; i < size; ++i) bits = magnitude(x[i]) > bits ? magnitude(x[i]) : bits;
+  float largest, scale = bits < infinity ? 0.0f : __builtin_nanf("");
+  __builtin_memcpy(&largest, &bits, sizeof largest);
+  auto* codes = reinterpret_cast<uint8_t*>(row);
+  if (bits < infinity && bits >= least) {
+    const float inverse = 127.0f / largest;
+    scale = largest / 127.0f;
+    for (int64_t i = 0; i < size; ++i) {
+      const float shifted = as_float(x[i]) * inverse + shift;
+      uint32_t rounded;  // whose lowest byte is the code
+      __builtin_memcpy(&rounded, &shifted, sizeof rounded);
+      codes[i] = static_cast<uint8_t>(rounded + 128);
+    }
+  } else {
+    __builtin_memset(codes, 128, static_cast<size_t>(size));
+  }
+  __builtin_memcpy(row + padded_depth(size, kInt8), &scale, sizeof scale);
+}
+
+TARGET inline void quantise(const char* x, int64_t size, int32_t dtype, char* row) {
+  if (dtype == kBfloat16)
+    quantise_as(reinterpret_cast<const uint16_t*>(x), size, row);
+  else
+    quantise_as(reinterpret_cast<const float*>(x), size, row);
+}
+
+TARGET inline const PanelScales& scales_after(const char* codes, int64_t depth) {
+  return *reinterpret_cast<const PanelScales*>(codes + depth * kPanel);
+}
+
+// The values of a panel's int8 sums.
+TARGET inline void rescale(const int32_t* sums, const PanelScales& panel, float scale, float* y) {
+  for (int64_t i = 0; i < kPanel; ++i)
+    y[i] = static_cast<float>(sums[i] - panel.offsets[i]) * scale * panel.scales[i];
+}
+
+TARGET inline float scale_of(const char* row, int64_t depth) {
+  float scale;
+  __builtin_memcpy(&scale, row + depth, sizeof scale);
+  return scale;
+}
+
+// Of an int8 product; sums: [rows][stride]
+TARGET inline void finish(const Tile& t, const int32_t* sums, int64_t stride) {
+  alignas(64) float values[2 * kPanel];
+  for (int64_t row = 0; row < t.rows; ++row) {
+    const float scale = scale_of(t.x + row * t.x_stride, t.depth);
+    for (int64_t at = 0; at < stride; at += kPanel)
+      rescale(sums + row * stride + at, scales_after(t.halves[at / kHalf], t.depth), scale,
+              values + at);
+    finish_row(t.finish, values, t.outputs, t.y + row * t.y_stride);
+  }
+}
+
+constexpr Elementwise kElementwise{norm, rotate, convert, divide, softmax, quantise};

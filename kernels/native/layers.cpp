@@ -16,7 +16,8 @@ using namespace cadenza;
 
 extern "C" {
 
-// Norms and biases are fp32, weights are packed in the model's dtype. Null: the layer has none.
+// Norms and biases are fp32, weights are packed in the model's dtype or in int8. Null: the layer has
+// none.
 struct CadenzaLayer {
   const float* attention_norm;  // [hidden]
   const void* qkv;              // [(heads + 2 kv_heads) * head_dim, hidden]
@@ -32,6 +33,7 @@ struct CadenzaLayer {
 
 struct CadenzaModel {
   int32_t level, dtype;
+  int32_t weights;  // the dtype, or int8
   int64_t num_layers;
   const CadenzaLayer* layers;
   int64_t hidden, heads, kv_heads, head_dim;
@@ -95,13 +97,13 @@ class Workspace {
   char* next_;
 };
 
-// Rows of values in the model's dtype, with zeros past the last one, as products take them. They are
-// an odd number of cache lines apart: so those of a tile do not compete for a few sets of the cache.
+// Rows of values in a dtype, with zeros past the last one, as products take them. They are an odd
+// number of cache lines apart: so those of a tile do not compete for a few sets of the cache.
 class Rows {
  public:
   Rows(int64_t count, int64_t values, int32_t dtype)
       : count_(count), used_(values * size_of(dtype)),
-        stride_((round_up(padded_depth(values, dtype) * size_of(dtype), 64) / 64 | 1) * 64) {}
+        stride_((round_up(row_bytes(values, dtype), 64) / 64 | 1) * 64) {}
 
   int64_t bytes() const { return round_up(count_ * stride_, 64); }
 
@@ -137,16 +139,19 @@ class Forward {
  public:
   Forward(const CadenzaModel& model, const CadenzaStep& step, int32_t threads, CadenzaTimes& times)
       : m_(model), s_(step), threads_(threads), times_(times), level_(levels()[model.level]),
-        normed_(step.tokens, model.hidden, model.dtype),
+        normed_(step.tokens, model.hidden, model.weights),
         attended_(step.tokens, model.heads * model.head_dim, model.dtype),
-        gated_(step.tokens, model.inner, model.dtype) {
+        gated_(step.tokens, model.inner, model.dtype),
+        exact_(is_int8() ? step.tokens : 0, model.hidden, kFloat32),
+        codes_(is_int8() ? step.tokens : 0, std::max(model.heads * model.head_dim, model.inner),
+               kInt8) {
     const int64_t qkv_bytes = step.tokens * qkv_size() * static_cast<int64_t>(sizeof(float));
     const int64_t queries_bytes = step.tokens * query_bytes();
     Workspace workspace(round_up(qkv_bytes, 64) + round_up(queries_bytes, 64) + normed_.bytes() +
-                        attended_.bytes() + gated_.bytes());
+                        attended_.bytes() + gated_.bytes() + exact_.bytes() + codes_.bytes());
     queries_keys_values_ = workspace.take(qkv_bytes);
     queries_ = workspace.take(queries_bytes);
-    for (Rows* rows : {&normed_, &attended_, &gated_}) rows->take(workspace);
+    for (Rows* rows : {&normed_, &attended_, &gated_, &exact_, &codes_}) rows->take(workspace);
   }
 
   void run() {
@@ -156,17 +161,18 @@ class Forward {
       multiply(normed_, m_.hidden, layer.qkv, qkv_size(), Finish::kFloat32, qkv(0),
                qkv_size() * sizeof(float));
       attend(index);
-      multiply(attended_, m_.heads * m_.head_dim, layer.output, m_.hidden, Finish::kAdd,
-               hidden(0), m_.hidden * sizeof(float));
+      multiply(taken(attended_, m_.heads * m_.head_dim), m_.heads * m_.head_dim, layer.output,
+               m_.hidden, Finish::kAdd, hidden(0), m_.hidden * sizeof(float));
       norm(layer.mlp_norm);
       multiply(normed_, m_.hidden, layer.gate_up, 2 * m_.inner, gated_as(m_.dtype), gated_.at(0),
                gated_.stride());
-      multiply(gated_, m_.inner, layer.down, m_.hidden, Finish::kAdd, hidden(0),
+      multiply(taken(gated_, m_.inner), m_.inner, layer.down, m_.hidden, Finish::kAdd, hidden(0),
                m_.hidden * sizeof(float));
     }
   }
 
  private:
+  bool is_int8() const { return m_.weights == kInt8; }
   int64_t qkv_size() const { return (m_.heads + 2 * m_.kv_heads) * m_.head_dim; }
   int64_t query_bytes() const { return m_.heads * m_.head_dim * size_of(m_.dtype); }
   char* qkv(int64_t token) const {
@@ -184,7 +190,7 @@ class Forward {
   void multiply(const Rows& x, int64_t inputs, const void* weight, int64_t outputs, Finish finish,
                 char* y, int64_t y_stride) {
     clock_.add_to(times_.rest);
-    Product{&level_->kernels[m_.dtype], m_.dtype, x.at(0), x.stride(), s_.tokens,
+    Product{&level_->kernels[m_.weights], m_.weights, x.at(0), x.stride(), s_.tokens,
             {static_cast<const char*>(weight), outputs, inputs}, finish, y, y_stride}
         .run(threads_);
     clock_.add_to(times_.products);
@@ -207,10 +213,25 @@ class Forward {
         &context);
   }
 
+  // As a product takes them: int8 products their codes.
+  const Rows& taken(const Rows& values, int64_t size) const {
+    if (!is_int8()) return values;
+    each_token([&](int64_t token) {
+      level_->elementwise.quantise(values.at(token), size, m_.dtype, codes_.at(token));
+    });
+    return codes_;
+  }
+
   void norm(const float* weight) const {
     each_token([&](int64_t token) {
-      level_->elementwise.norm(reinterpret_cast<const float*>(hidden(token)), weight, m_.hidden,
-                               m_.eps, m_.dtype, normed_.at(token));
+      const auto* x = reinterpret_cast<const float*>(hidden(token));
+      const auto& each = level_->elementwise;
+      if (!is_int8()) {
+        each.norm(x, weight, m_.hidden, m_.eps, m_.dtype, normed_.at(token));
+        return;
+      }
+      each.norm(x, weight, m_.hidden, m_.eps, kFloat32, exact_.at(token));
+      each.quantise(exact_.at(token), m_.hidden, kFloat32, normed_.at(token));
     });
   }
 
@@ -259,6 +280,8 @@ class Forward {
   CadenzaTimes& times_;
   const Level* const level_;
   Rows normed_, attended_, gated_;
+  // Of int8 products alone: what was normed, before it is quantised; codes of what is attended or gated
+  Rows exact_, codes_;
   char* queries_keys_values_;  // [tokens][qkv_size], fp32
   char* queries_;              // [tokens][heads][head_dim], of the dtype
   Clock clock_;

@@ -1,26 +1,41 @@
 // What the levels of instruction sets offer.
 //
 // A weight lies in panels of 32 outputs, the last one padded with zeros:
-//   fp32 [outputs / 32][inputs][32], bf16 [outputs / 32][inputs / 2][32][2].
+//   fp32 [outputs / 32][inputs][32], bf16 [outputs / 32][inputs / 2][32][2],
+//   int8 [outputs / 32]([inputs / 4][32][4], PanelScales).
 // A tile is a few rows by one or two panels. Whoever computes it takes the inputs in ascending order
 // into one fp32 sum an output, so that a sum depends neither on the tile's shape nor on the thread.
+//
+// Int8 products multiply codes: of a weight from -127 to 127, of a row of x likewise but stored with
+// 128 added, because that is what most instructions take; the row's scale follows its codes, fp32.
+// Sums of such products are whole numbers, the same in any order and at any level. What the 128 have
+// added is taken away again, and both scales are applied in fp32.
 //
 // Keys and values lie in the cache as products take them, in units of 16 tokens of one KV head:
 //   keys    fp32 [dims][16],  bf16 [dims / 2][16][2]
 //   values  fp32 [16][dims],  bf16 [8][dims][2]
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 namespace cadenza {
 
 constexpr int64_t kPanel = 32;       // outputs a panel
 constexpr int64_t kHalf = 16;        // outputs that lie side by side, anywhere
-constexpr int64_t kHalfBytes = 64;   // of an input in fp32, or of two in bf16
+constexpr int64_t kHalfBytes = 64;   // of an input in fp32, of two in bf16, or of four in int8
 constexpr int64_t kUnit = 16;        // tokens a unit
 constexpr int64_t kBf16Depth = 32;   // inputs of packed bf16 weights are padded to a multiple
+constexpr int64_t kInt8Depth = 64;   // and those of int8 weights
 
-enum Dtype : int32_t { kFloat32 = 0, kBfloat16 = 1 };
+enum Dtype : int32_t { kFloat32 = 0, kBfloat16 = 1, kInt8 = 2 };  // the last one of products alone
+constexpr int kDtypes = 3;
+
+// What makes values of a panel's int8 sums.
+struct PanelScales {
+  float scales[kPanel];
+  int32_t offsets[kPanel];  // 128 times the sum of an output's codes
+};
 
 // What becomes of a tile's sums. Add: they are added to what is there. Gated: of each 32 outputs the
 // first 16 are gates, whose silu multiplies the other 16, so that 16 values are written.
@@ -41,7 +56,7 @@ struct Tile {
   const char* x;       // first row
   int64_t x_stride;    // bytes
   const char* halves[4];  // of the weight: two, or four where outputs are more than a panel
-  int64_t stride;      // bytes from a half's inputs, one of fp32 or two of bf16, to the next ones
+  int64_t stride;      // bytes from a half's inputs, 1, 2 or 4 by dtype, to the next ones
   int64_t depth;       // inputs; those of x and of the weight are padded to the level's multiple
   char* y;             // first row and output
   int64_t y_stride;    // bytes
@@ -129,11 +144,13 @@ struct Elementwise {
   void (*convert)(const float* x, int64_t size, int32_t dtype, char* y);
   void (*divide)(const Division&, int32_t dtype);
   void (*softmax)(const Softmax&, int32_t dtype);
+  // x [size] in the dtype -> codes and their scale, as a row of an int8 product.
+  void (*quantise)(const char* x, int64_t size, int32_t dtype, char* row);
 };
 
 struct Level {
   const char* name;
-  Kernel kernels[2];  // by Dtype
+  Kernel kernels[kDtypes];  // by Dtype
   UnitKernel unit_kernels[2];
   Elementwise elementwise;
 };
@@ -142,6 +159,7 @@ struct Level {
 const Level* portable_level();
 const Level* avx2_level();
 const Level* avx512_level();
+const Level* avx512_vnni_level();
 const Level* avx512_bf16_level();
 const Level* amx_level();
 
@@ -150,7 +168,7 @@ constexpr int64_t kTileUnits = kKeyTile / kUnit;
 constexpr float kLog2e = 1.44269504f;
 constexpr int64_t kSumLanes = 16;    // a sum of many values is so many sums, added at the end
 
-inline int64_t size_of(int32_t dtype) { return dtype == kBfloat16 ? 2 : 4; }
+inline int64_t size_of(int32_t dtype) { return dtype == kBfloat16 ? 2 : dtype == kInt8 ? 1 : 4; }
 
 inline int64_t round_up(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
@@ -158,7 +176,15 @@ inline int64_t round_up(int64_t value, int64_t multiple) {
 
 // Inputs of a packed weight, with the zeros at their end.
 inline int64_t padded_depth(int64_t inputs, int32_t dtype) {
-  return dtype == kBfloat16 ? round_up(inputs, kBf16Depth) : inputs;
+  return dtype == kBfloat16 ? round_up(inputs, kBf16Depth)
+         : dtype == kInt8   ? round_up(inputs, kInt8Depth)
+                            : inputs;
+}
+
+// Bytes that products read of a row of x.
+inline int64_t row_bytes(int64_t inputs, int32_t dtype) {
+  const int64_t scale = dtype == kInt8 ? sizeof(float) : 0;
+  return padded_depth(inputs, dtype) * size_of(dtype) + scale;
 }
 
 }  // namespace cadenza

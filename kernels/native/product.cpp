@@ -86,7 +86,7 @@ void pack_as(int32_t threads, const Packing<Value>& packing) {
 }  // namespace
 
 int64_t packed_bytes(int64_t outputs, int64_t inputs, int32_t dtype) {
-  return round_up(outputs, kPanel) * padded_depth(inputs, dtype) * size_of(dtype);
+  return (outputs + kPanel - 1) / kPanel * panel_bytes(inputs, dtype);
 }
 
 void pack(int32_t threads, const void* weight, int64_t outputs, int64_t inputs, int32_t dtype,

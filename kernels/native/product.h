@@ -5,15 +5,18 @@
 
 namespace cadenza {
 
-// A weight that was packed by `pack`.
+inline int64_t panel_bytes(int64_t inputs, int32_t dtype) {
+  const int64_t scales = dtype == kInt8 ? sizeof(PanelScales) : 0;
+  return padded_depth(inputs, dtype) * kPanel * size_of(dtype) + scales;
+}
+
+// A weight that was packed by `pack` or `pack_int8`.
 struct Packed {
   const char* panels;
   int64_t outputs;
   int64_t inputs;
 
-  int64_t panel_bytes(int32_t dtype) const {
-    return padded_depth(inputs, dtype) * kPanel * size_of(dtype);
-  }
+  int64_t panel_bytes(int32_t dtype) const { return cadenza::panel_bytes(inputs, dtype); }
 };
 
 int64_t packed_bytes(int64_t outputs, int64_t inputs, int32_t dtype);
@@ -21,7 +24,13 @@ int64_t packed_bytes(int64_t outputs, int64_t inputs, int32_t dtype);
 // weight: [outputs, inputs] -> packed: `packed_bytes`, the same for all levels.
 void pack(int32_t threads, const void* weight, int64_t outputs, int64_t inputs, int32_t dtype, void* packed);
 
-// Rows times a weight. Those of x have `padded_depth` inputs of the dtype, zeros at the end.
+// Quantises a weight [outputs, inputs] of fp32 or bf16, an output's largest value to the code 127, and
+// packs it. False where a value is not finite.
+bool pack_int8(int32_t threads, const void* weight, int64_t outputs, int64_t inputs, int32_t dtype,
+               void* packed);
+
+// Rows times a weight. Those of x have `padded_depth` inputs of the dtype, zeros at the end; of int8
+// whatever is there, and then their scale.
 struct Product {
   const Kernel* kernel;
   int32_t dtype;

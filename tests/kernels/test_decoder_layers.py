@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -18,9 +18,31 @@ from tests.kernels.conftest import assert_close, randn, same_bits
 
 pytestmark = pytest.mark.skipif(not native.levels(), reason="there was no compiler")
 
-LEVELS = native.levels() or ("portable",)
-DTYPES = (torch.float32, torch.bfloat16)
-TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2}  # of the largest value, after three layers
+
+class Kind(NamedTuple):
+    """A level, with a dtype and products that it has kernels of its own for."""
+
+    dtype: torch.dtype
+    level: str | None = None  # the fastest
+    int8: bool = False
+
+    def __str__(self) -> str:
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"{dtype}-{'int8-' if self.int8 else ''}{self.level}"
+
+    @property
+    def tolerance(self) -> float:
+        """Of the largest value, after three layers."""
+        return 5e-2 if self.int8 else 2e-6 if self.dtype == torch.float32 else 2e-2
+
+
+KINDS = [
+    *(Kind(torch.float32, level) for level in native.levels(torch.float32)),
+    *(Kind(torch.bfloat16, level) for level in native.levels(torch.bfloat16)),
+    *(Kind(torch.bfloat16, level, True) for level in native.levels(torch.int8)),
+    *(Kind(torch.float32, level, True) for level in native.levels(torch.int8)[-1:]),
+]
+each_kind = pytest.mark.parametrize("kind", KINDS, ids=str)
 POSITIONS = 400
 # hidden, intermediate, heads, KV heads, head_dim; the last ones fill no panel, pair or lane
 SHAPES = {
@@ -84,8 +106,7 @@ class Model:
     """Three random layers, and sequences whose keys and values lie in a cache of NaN."""
 
     name: str  # of its shape
-    dtype: torch.dtype
-    level: str | None = None
+    kind: Kind
     block_size: int = 16
     lengths: tuple[int, ...] = (150, 1, 70)
     seed: int = 0
@@ -100,7 +121,9 @@ class Model:
     def __post_init__(self) -> None:
         self.shape = shape = shape_of(self.name)
         more = self.name == "with all"
-        self.layers = [random_weights(shape, self.dtype, 10 * index, more) for index in range(3)]
+        self.layers = [
+            random_weights(shape, self.kind.dtype, 10 * index, more) for index in range(3)
+        ]
         if more:
             self.layers = [
                 layer._replace(window=window)
@@ -108,12 +131,16 @@ class Model:
             ]
         half = shape.head_dim // 2
         self.rotary = rotary_tables(1.0 / 1000.0 ** (torch.arange(half) / half), POSITIONS)
-        self.native = NativeLayers(shape, self.layers, self.rotary, self.level)
+        self.pack()
         self.hidden = [
             randn(length, shape.hidden_size, seed=100 + place)
             for place, length in enumerate(self.lengths)
         ]
         self.empty()
+
+    def pack(self) -> None:
+        level, int8 = self.kind.level, self.kind.int8
+        self.native = NativeLayers(self.shape, self.layers, self.rotary, level, int8=int8)
 
     def empty(self) -> None:
         """Nothing is computed; blocks lie anew."""
@@ -121,7 +148,7 @@ class Model:
         order = np.random.default_rng(self.seed).permutation(needed * len(self.lengths) + 2)
         self.tables = order[: needed * len(self.lengths)].reshape(len(self.lengths), needed)
         sizes = (3, 2, self.block_size, self.shape.num_kv_heads, self.shape.head_dim)
-        self.cache = torch.full((len(order), *sizes), float("nan"), dtype=self.dtype)
+        self.cache = torch.full((len(order), *sizes), float("nan"), dtype=self.kind.dtype)
 
     def step(self, chunks: Sequence[Chunk]) -> list[Tensor]:
         positions = np.concatenate([np.arange(chunk.start, chunk.end) for chunk in chunks])
@@ -191,12 +218,11 @@ def exact_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
 
 
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@each_kind
 @pytest.mark.parametrize("name", SHAPES)
-def test_layers_compute_what_dense_ones_do(name: str, dtype: torch.dtype, level: str) -> None:
+def test_layers_compute_what_dense_ones_do(name: str, kind: Kind) -> None:
     """Prefills, chunks and decodes in one step, where what nobody wrote is NaN."""
-    model = Model(name, dtype, level, lengths=(150, 1, 70, 65, 33))
+    model = Model(name, kind, lengths=(150, 1, 70, 65, 33))
     model.step([Chunk(0, 0, 100), Chunk(2, 0, 69), Chunk(3, 0, 64)])
 
     found = model.step(
@@ -205,16 +231,15 @@ def test_layers_compute_what_dense_ones_do(name: str, dtype: torch.dtype, level:
 
     for sequence, rows in enumerate(found):
         expected = model.exact(sequence)[-len(rows) :]
-        assert_close(f"sequence {sequence}", rows, expected, TOLERANCE[dtype])
+        assert_close(f"sequence {sequence}", rows, expected, kind.tolerance)
 
 
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@each_kind
 @pytest.mark.parametrize("name", ["demo", "as many KV heads", "odd", "with all"])
 def test_a_token_has_the_same_bits_in_any_chunk_and_company(
-    name: str, dtype: torch.dtype, level: str, threads: int
+    name: str, kind: Kind, threads: int
 ) -> None:
-    model = Model(name, dtype, level)
+    model = Model(name, kind)
     torch.set_num_threads(1)
     alone = model.in_chunks(0, size=1)
     torch.set_num_threads(threads)
@@ -238,11 +263,10 @@ def in_one_step(model: Model, sequences: Iterable[int]) -> list[Tensor]:
     return model.step([Chunk(sequence, 0, model.lengths[sequence]) for sequence in sequences])
 
 
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@each_kind
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
-def test_what_is_not_finite_stays_in_its_row(poison: float, dtype: torch.dtype, level: str) -> None:
-    model = Model("demo", dtype, level)
+def test_what_is_not_finite_stays_in_its_row(poison: float, kind: Kind) -> None:
+    model = Model("demo", kind)
     clean = in_one_step(model, range(3))
     model.hidden[1][0, 5] = poison
 
@@ -253,15 +277,14 @@ def test_what_is_not_finite_stays_in_its_row(poison: float, dtype: torch.dtype, 
     assert same_bits(found[2], clean[2])
 
 
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@each_kind
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
 @pytest.mark.parametrize(("place", "block_size"), [(0, 16), (20, 16), (70, 32), (70, 4)])
 def test_what_is_not_finite_harms_nothing_before_it(
-    place: int, block_size: int, poison: float, dtype: torch.dtype, level: str
+    place: int, block_size: int, poison: float, kind: Kind
 ) -> None:
     """Else a published prefix would hold what a later token has spoiled."""
-    model = Model("demo", dtype, level, block_size, lengths=(100,))
+    model = Model("demo", kind, block_size, lengths=(100,))
     clean = model.in_chunks(0, size=1)
     blocks = model.cache[torch.from_numpy(model.tables[0])].clone()
     model.hidden[0][place, 5] = poison
@@ -275,14 +298,11 @@ def test_what_is_not_finite_harms_nothing_before_it(
         assert same_bits(now[:whole], blocks[:whole]), f"blocks after chunks of {size}"
 
 
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@each_kind
 @pytest.mark.parametrize("block_size", [4, 16, 64])
-def test_what_lies_behind_the_last_token_harms_nothing(
-    block_size: int, dtype: torch.dtype, level: str
-) -> None:
+def test_what_lies_behind_the_last_token_harms_nothing(block_size: int, kind: Kind) -> None:
     """Tokens that were computed once, and are not part of the sequence any more."""
-    model = Model("with all", dtype, level, block_size, lengths=(100,))
+    model = Model("with all", kind, block_size, lengths=(100,))
     clean = model.in_chunks(0, size=100)
     right = model.hidden[0].clone()
     for start, end, poison in ((70, 75, float("nan")), (81, 82, float("inf")), (20, 60, -1e30)):
@@ -293,44 +313,43 @@ def test_what_lies_behind_the_last_token_harms_nothing(
         assert same_bits(found, clean[start:end]), f"{poison} behind {end}"
 
 
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_large_residual_does_not_swallow_what_is_added(dtype: torch.dtype, level: str) -> None:
+@each_kind
+def test_a_large_residual_does_not_swallow_what_is_added(kind: Kind) -> None:
     """A product's sum is rounded to the residual's scale once, not at every input."""
-    model = Model("demo", dtype, level, lengths=(3,))
+    model = Model("demo", kind, lengths=(3,))
     model.hidden[0] += 4096.0
     found = in_one_step(model, [0])[0]
     # three layers, two sums each, of half a unit in the last place of 4096
     error = (found.double() - model.exact(0)).abs().max()
-    assert error < 6 * 2**-11 * 0.6 if dtype == torch.float32 else error < 0.1
+    is_exact = kind.dtype == torch.float32 and not kind.int8
+    assert error < (6 * 2**-11 * 0.6 if is_exact else 0.1)
 
 
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_scores_far_apart_do_not_overflow(dtype: torch.dtype, level: str) -> None:
+@each_kind
+def test_scores_far_apart_do_not_overflow(kind: Kind) -> None:
     """Attention that is all on one key, and gates far beyond what exp can hold."""
-    model = Model("demo", dtype, level)
+    model = Model("demo", kind)
     model.layers = [
         layer._replace(qkv=layer.qkv * 30, gate=layer.gate * 300) for layer in model.layers
     ]
-    model.native = NativeLayers(model.shape, model.layers, model.rotary, level)
+    model.pack()
 
     found = in_one_step(model, [2])[0]
 
     assert found.isfinite().all()
-    if dtype == torch.float32:  # which key it is may turn on what bf16 rounds
+    if kind.tolerance < 1e-5:  # which key it is may turn on what bf16 rounds
         assert_close("all", found, model.exact(2), 2e-3)
 
 
 def test_times_are_of_all_parts() -> None:
-    model = Model("demo", torch.float32)
+    model = Model("demo", Kind(torch.float32))
     before = model.native.times
     in_one_step(model, range(3))
     assert all(after > start for after, start in zip(model.native.times, before, strict=True))
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    model = Model("demo", torch.bfloat16)
+    model = Model("demo", Kind(torch.bfloat16))
     chunk = [Chunk(0, 0, 3)]
     model.cache = model.cache.float()
     with pytest.raises(ValueError, match=r"cache is .*float32; .* \[blocks, 3, 2, 16, 3, 64\]"):
@@ -351,7 +370,7 @@ def test_what_does_not_fit_is_refused() -> None:
 
 
 def test_places_that_do_not_fit_are_refused() -> None:
-    model = Model("demo", torch.float32)
+    model = Model("demo", Kind(torch.float32))
     right: dict[str, Any] = {
         "positions": torch.arange(3),
         "blocks": torch.zeros(3, dtype=torch.int64),
