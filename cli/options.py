@@ -214,6 +214,9 @@ class ServeOptions(PolicyOptions):
     dtype: Annotated[Literal["auto", "float32", "bfloat16"], Model] = "auto"
     """Type of weights and KV cache; auto takes bfloat16 where weights and hardware have it."""
 
+    quantization: Annotated[Literal["none", "int8"], Model] = "none"
+    """int8: faster products of layers, on the CPU, for some loss; docs/models.md has both."""
+
     max_model_len: Annotated[int | None, Model, Positive] = None
     """Prompt and output tokens of a request at most; default: what the model was trained for."""
 

@@ -127,9 +127,11 @@ def banner(model: str, ready: Ready, addresses: Addresses) -> str:
         f'{{"model": "{model}", "stream": true, '
         '"messages": [{"role": "user", "content": "What is the capital of France?"}]}'
     )
+    quantised = "" if ready.quantization == "none" else f" with {ready.quantization} products"
     return "\n".join(
         (
-            f"{model} is ready after {ready.load_s:.1f} s: {ready.dtype} on {ready.device}, "
+            f"{model} is ready after {ready.load_s:.1f} s: "
+            f"{ready.dtype}{quantised} on {ready.device}, "
             f"{ready.num_blocks} blocks of {ready.block_size} tokens, "
             f"{ready.max_num_seqs} seats, {ready.max_num_batched_tokens} tokens a step.",
             f"HTTP {http}/v1    gRPC {_bracketed(addresses.host)}:{addresses.grpc_port}",
@@ -188,6 +190,7 @@ def _front_config(located: Located, options: ServeOptions) -> FrontConfig:
             model=str(located.path),
             device=options.device,
             dtype=options.dtype,
+            quantization=options.quantization,
             max_model_len=options.max_model_len,
             block_size=options.block_size,
             num_blocks=options.num_gpu_blocks_override,

@@ -126,4 +126,5 @@ def _ready(facts: RunnerFacts, limits: SchedulerConfig) -> Ready:
         dtype=facts.dtype,
         load_s=facts.load_s,
         sampling=facts.sampling,
+        quantization=facts.quantization,
     )

@@ -36,21 +36,31 @@ def load_model(
     dtype: str,
     progress: ProgressCallback,
     max_model_len: int | None = None,
+    quantization: str = "none",
 ) -> Model:
     """Load a GGUF file or a Hugging Face folder; families that are not ours, by transformers.
 
     device: "auto", "cpu" or "cuda"; dtype: "auto", "float32" or "bfloat16"; max_model_len: tokens
-    that are asked for, None: what the model was made for. Raises CheckpointError when the
-    checkpoint is not usable, ValueError for a device or dtype that is unknown or not there.
+    that are asked for, None: what the model was made for; quantization: "none" or "int8". Raises
+    CheckpointError when the checkpoint is not usable, ValueError for a device, dtype or
+    quantization that is unknown or not there.
     """
     resolved_device = resolve_device(device)
     named_dtype = named(dtype)
+    int8 = is_int8(quantization, resolved_device)
     checkpoint = open_checkpoint(path, max_model_len)
     config, source = checkpoint.config, checkpoint.source
     resolved_dtype = named_dtype or best_dtype(resolved_device, source)
     with torch.inference_mode():
         if isinstance(config, DecoderConfig):
-            return load_decoder(config, source, resolved_dtype, resolved_device, progress)
+            return load_decoder(
+                config, source, resolved_dtype, resolved_device, progress, int8=int8
+            )
+        if int8:
+            raise ValueError(
+                "quantization is int8, which only models with layers of our own have; those of"
+                f" {config.architecture} are run by transformers."
+            )
         progress("weights", 0, 0)
         return load_transformers_model(path, config, resolved_dtype, resolved_device)
 
@@ -94,6 +104,15 @@ def named(name: str) -> torch.dtype | None:
     if name != "auto" and name not in _DTYPES:
         raise ValueError(f"dtype is {name!r}, not auto, float32 or bfloat16.")
     return _DTYPES.get(name)
+
+
+def is_int8(quantization: str, device: torch.device) -> bool:
+    """Tell whether `EngineConfig.quantization` is int8, which is for the CPU alone."""
+    if quantization not in ("none", "int8"):
+        raise ValueError(f"quantization is {quantization!r}, not none or int8.")
+    if quantization == "int8" and device.type != "cpu":
+        raise ValueError(f"quantization is int8, which runs on the CPU; device is {device.type}.")
+    return quantization == "int8"
 
 
 def best_dtype(device: torch.device, source: WeightSource) -> torch.dtype:

@@ -138,6 +138,7 @@ class RunnerFacts:
     max_num_batched_tokens: int
     device: str
     dtype: str
+    quantization: str  # of the products of layers: "none" or "int8"
     layers: str  # what computes them: "native", "plain" or "transformers"
     products: str  # who multiplies matrices: "native" with a level, "onednn" or "torch"
     load_s: float
@@ -161,7 +162,12 @@ def build_runner(
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     model = load_model(
-        Path(config.model), config.device, config.dtype, progress, config.max_model_len
+        Path(config.model),
+        config.device,
+        config.dtype,
+        progress,
+        config.max_model_len,
+        config.quantization,
     )
     progress("cache", 0, 0)
     cache, host = _allocate(config, model)
@@ -187,6 +193,7 @@ def build_runner(
         max_num_batched_tokens=budget,
         device=model.device.type,
         dtype=str(model.dtype).removeprefix("torch."),
+        quantization=config.quantization,
         layers=model.layers,
         products=backend(model.dtype) if model.device.type == "cpu" else "torch",
         load_s=time.perf_counter() - start_s,

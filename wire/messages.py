@@ -73,6 +73,7 @@ class EngineConfig(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     model: str  # a GGUF file or a folder of safetensors, already resolved to a path
     device: str = "auto"  # "auto", "cpu" or "cuda"
     dtype: str = "auto"  # "auto", "float32" or "bfloat16"
+    quantization: str = "none"  # "none" or "int8": of the products of layers, on the CPU
     max_model_len: int | None = None  # None: what the model was trained for
     block_size: int = 16  # tokens a KV block holds
     num_blocks: int | None = None  # None: from kv_cache_bytes
@@ -274,6 +275,7 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready", kw_only=T
     dtype: str
     load_s: float
     sampling: SamplingDefaults = SamplingDefaults()
+    quantization: str = "none"
 
 
 class Counters(msgspec.Struct, frozen=True, array_like=True):

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
+from cadenza.checkpoints import CheckpointError
 from cadenza.engine.heap import trim
 from cadenza.engine.kv_cache import KVCache
 from cadenza.engine.models.batch import ModelBatch
@@ -93,14 +94,19 @@ def load_decoder(
     dtype: torch.dtype,
     device: torch.device,
     progress: ProgressCallback,
+    *,
+    int8: bool = False,
 ) -> Decoder:
-    """Build the model from its weights.
+    """Build the model from its weights; int8: products of layers are those of `int8_linear`.
 
-    Raises CheckpointError as `WeightSource.get` does.
+    Raises CheckpointError as `WeightSource.get` does, and for weights that int8 cannot have.
     """
     loader = Loader(config, source, dtype, device)
     kind = _native_layers if has_native_layers(config, dtype, device) else PlainLayers
-    layers = kind(config, _layers(config, loader, progress))
+    try:
+        layers = kind(config, _layers(config, loader, progress), int8=int8)
+    except ValueError as error:
+        raise CheckpointError(f"{source.where}: {error}.") from error
     loader.check_all_are_read()
     embedding = loader.tensor(EMBEDDING, config.vocab_size, config.hidden_size)
     head = embedding
@@ -148,12 +154,13 @@ def _shape(config: DecoderConfig) -> DecoderShape:
     )
 
 
-def _native_layers(config: DecoderConfig, layers: Iterable[Layer]) -> NativeLayers:
+def _native_layers(config: DecoderConfig, layers: Iterable[Layer], *, int8: bool) -> NativeLayers:
     rope = config.ropes[0]
     return NativeLayers(
         _shape(config),
         map(_native, layers, config.windows),
         rotary_tables(rope.frequencies(), config.max_positions, rope.attention_factor),
+        int8=int8,
     )
 
 

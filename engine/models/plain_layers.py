@@ -7,7 +7,7 @@ are fused: queries, keys and values into one product, gate and up into another.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -21,6 +21,7 @@ from cadenza.engine.models.families import Activation
 from cadenza.engine.models.layer import Layer
 from cadenza.engine.models.rope import Rope
 from cadenza.kernels.gelu_mul import gelu_mul
+from cadenza.kernels.int8_linear import pack_int8
 from cadenza.kernels.kv_write import kv_write
 from cadenza.kernels.linear import Weight, linear, pack
 from cadenza.kernels.paged_attention import (
@@ -73,10 +74,12 @@ class _Step:
 class PlainLayers:
     """The layers of one model; the cache is all that a step changes."""
 
-    def __init__(self, config: DecoderConfig, layers: Iterable[Layer]) -> None:
-        """layers: at least one, each packed before the next is asked for."""
+    def __init__(
+        self, config: DecoderConfig, layers: Iterable[Layer], *, int8: bool = False
+    ) -> None:
+        """layers: at least one, each packed before the next is asked for; int8: by `pack_int8`."""
         self._config = config
-        self._layers = tuple(_packed(layer) for layer in layers)
+        self._layers = tuple(_packed(layer, pack_int8 if int8 else pack) for layer in layers)
         device = self._layers[0].attention_norm.device
         self._tables = {
             rope: rotary_tables(
@@ -144,7 +147,7 @@ class PlainLayers:
         return paged_attention(queries, cache, attention, config.scale).flatten(1)
 
 
-def _packed(layer: Layer) -> _Layer:
+def _packed(layer: Layer, pack: Callable[[Tensor], Weight]) -> _Layer:
     return _Layer(
         attention_norm=layer.attention_norm,
         qkv=_Product(pack(layer.qkv), layer.qkv_bias),

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args
 
+import msgspec
 import pytest
 import structlog
 
@@ -113,6 +114,8 @@ FRONT_FLAGS: list[tuple[list[str], str, Any]] = [
 ENGINE_FLAGS: list[tuple[list[str], str, Any]] = [
     (["--device", "cpu"], "device", "cpu"),
     (["--dtype", "float32"], "dtype", "float32"),
+    (["--quantization", "int8"], "quantization", "int8"),
+    ([], "quantization", "none"),
     (["--max-model-len", "512"], "max_model_len", 512),
     (["--threads", "1"], "threads", 1),
     ([], "cores", None),
@@ -235,6 +238,7 @@ WRONG_USES: list[tuple[list[str], str]] = [
     (["serve", "demo", "more"], "more"),
     (["serve", "demo", "--port", "many"], "many"),
     (["serve", "demo", "--dtype", "int1"], "int1"),
+    (["serve", "demo", "--quantization", "int1"], "int1"),
     (["serve", "demo", "--policy", "reserve_blocks"], "DECISION=POLICY"),
     (["serve", "demo", "--policy", "=none"], "DECISION=POLICY"),
     (["serve", "demo", "--policy", "reserve_blocks="], "DECISION=POLICY"),
@@ -425,6 +429,14 @@ def test_the_banner_tells_figures_addresses_and_what_to_try():
         '"content": "What is the capital of France?"}]}\'',
         "Stop with Ctrl-C.",
     ]
+
+
+def test_the_banner_tells_how_the_model_is_quantised():
+    ready = msgspec.structs.replace(READY, quantization="int8")
+
+    text = serve.banner("tiny", ready, Addresses("127.0.0.1", 8123, 50123))
+
+    assert "bfloat16 with int8 products on cpu" in text
 
 
 def test_the_banner_brackets_an_ipv6_address():

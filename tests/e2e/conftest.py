@@ -74,11 +74,12 @@ class DemoModel:
         return Driver(profile, recorder, **{**roomy, **limits}), recorder
 
 
-def load_demo(dtype: str, block_size: int = BLOCK_SIZE) -> DemoModel:
+def load_demo(dtype: str, block_size: int = BLOCK_SIZE, quantization: str = "none") -> DemoModel:
     settings: dict[int, tuple[Sampling, int]] = {}
     config = EngineConfig(
         model=str(locate("demo").path),
         dtype=dtype,
+        quantization=quantization,
         block_size=block_size,
         num_blocks=1024,
         max_num_seqs=64,
@@ -108,6 +109,12 @@ def demo_fp32() -> DemoModel:
 def demo_auto() -> DemoModel:
     """In the type that this machine multiplies fast; emulated, a step takes seconds."""
     return load_demo("auto")
+
+
+@pytest.fixture(scope="session")
+def demo_int8() -> DemoModel:
+    """In bfloat16 with int8 products."""
+    return load_demo("bfloat16", quantization="int8")
 
 
 @pytest.fixture(scope="session")

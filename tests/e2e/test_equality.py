@@ -122,3 +122,25 @@ def test_preempted_requests_are_bitwise_undisturbed(demo_fp32: DemoModel, sixtee
 
     assert len(set(run.preempted)) >= 8, "too few requests were preempted to prove anything"
     assert sixteen_at_once.begins_with(run)
+
+
+def test_int8_is_bitwise_the_same_in_chunks_alone_and_preempted(
+    demo_int8: DemoModel, one_thread: None
+):
+    prompts = {each: ids for each, ids in PROMPTS.items() if len(ids) <= LONGEST_SQUEEZED}
+    small = {"num_blocks": 20, "max_model_len": 20 * 16, "watermark": 0.0}
+    whole = run_all(demo_int8, NUM_SQUEEZED, prompts=prompts, max_num_seqs=16)
+    assert not whole.preempted
+
+    alone = run_all(demo_int8, NUM_CHECKED, prompts={5: PROMPTS[5]}, max_num_seqs=1)
+    in_chunks = [
+        run_all(
+            demo_int8, NUM_CHECKED, prompts=prompts, max_num_seqs=4, max_num_batched_tokens=size
+        )
+        for size in (7, 32)
+    ]
+    squeezed = {"profile": OVER_COMMIT, "prompts": prompts, "max_num_seqs": 16, **small}
+    recomputed = run_all(demo_int8, NUM_SQUEEZED, **squeezed)
+
+    assert all(whole.begins_with(run) for run in (alone, *in_chunks, recomputed))
+    assert len(set(recomputed.preempted)) >= 8, "too few were preempted to prove anything"

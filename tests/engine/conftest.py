@@ -1,4 +1,4 @@
-"""The demo model in two dtypes, a tiny model as a folder, and plans made by hand."""
+"""The demo model in two dtypes and in int8, a tiny model as a folder, and plans made by hand."""
 
 from __future__ import annotations
 
@@ -56,10 +56,15 @@ def demo_bf16() -> Demo:
     return load_demo("bfloat16")
 
 
-@pytest.fixture(params=["float32", "bfloat16"])
+@pytest.fixture(scope="session")
+def demo_int8() -> Demo:
+    return load_demo("bfloat16", quantization="int8")
+
+
+@pytest.fixture(params=["float32", "bfloat16", "int8"])
 def demo(request: pytest.FixtureRequest) -> Demo:
-    """Each of the two, one after the other."""
-    name = {"float32": "demo_fp32", "bfloat16": "demo_bf16"}[request.param]
+    """Each of them, one after the other."""
+    name = {"float32": "demo_fp32", "bfloat16": "demo_bf16", "int8": "demo_int8"}[request.param]
     return request.getfixturevalue(name)
 
 

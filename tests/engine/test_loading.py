@@ -23,6 +23,7 @@ from cadenza.engine.models import GgufWeights, config_from_gguf
 from cadenza.engine.runner import RunnerFacts, build_runner
 from cadenza.wire.messages import EngineConfig, Sampling, SamplingDefaults
 from tests.engine.conftest import Row, make_plan, save_tiny
+from tests.engine.models.tiny import OTHERS
 
 WEIGHTS = "model.safetensors"
 DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
@@ -513,3 +514,25 @@ def test_a_broken_gguf_file_is_told_in_one_sentence(name: str, tmp_path: Path):
 def test_unknown_devices_and_dtypes_are_named(device: str, dtype: str, problem: str):
     with pytest.raises(ValueError, match=problem):
         load(Path("never-read"), device, dtype)
+
+
+def test_int8_is_for_the_cpu():
+    assert loading.is_int8("int8", torch.device("cpu"))
+    with pytest.raises(ValueError, match=r"int8, which runs on the CPU; device is cuda\.$"):
+        loading.is_int8("int8", torch.device("cuda"))
+
+
+def test_int8_is_for_layers_of_our_own(tmp_path: Path):
+    OTHERS["OLMo2"].save(tmp_path)
+
+    with pytest.raises(ValueError, match="those of Olmo2ForCausalLM are run by transformers"):
+        load_model(tmp_path, "cpu", "float32", lambda *_: None, quantization="int8")
+
+
+@pytest.mark.parametrize("head_dim", [10, 32])  # plain and native layers
+def test_int8_has_no_weights_that_are_not_finite(head_dim: int, tmp_path: Path):
+    save_tiny(tmp_path, head_dim=head_dim)
+    reweigh(tmp_path, DOWN, torch.full((48, 80), float("nan")))
+
+    with pytest.raises(CheckpointError, match=f"^{tmp_path}: a weight that is not finite cannot"):
+        load_model(tmp_path, "cpu", "float32", lambda *_: None, quantization="int8")

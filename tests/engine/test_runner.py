@@ -290,7 +290,7 @@ def test_facts_are_the_figures_in_force() -> None:
     assert facts.token_s == 0  # unknown: the budget is given
     assert facts.max_model_len == facts.num_blocks * 32
     assert (facts.vocab_size, facts.eos_token_ids) == (49152, (2,))
-    assert (facts.device, facts.dtype) == ("cpu", "float32")
+    assert (facts.device, facts.dtype, facts.quantization) == ("cpu", "float32", "none")
     assert facts.max_num_batched_tokens == 512
 
 
@@ -306,6 +306,7 @@ def test_facts_are_the_figures_in_force() -> None:
         ({"swap_bytes": -1}, "swap_bytes is -1, negative."),
         ({"step_time_s": 0.0}, "step_time_s is 0.0, not positive."),
         ({"dtype": "int8"}, "dtype is 'int8', not auto, float32 or bfloat16."),
+        ({"quantization": "int4"}, "quantization is 'int4', not none or int8."),
         ({"device": "tpu"}, "device is 'tpu', not auto, cpu or cuda."),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -161,6 +162,11 @@ def test_greedy_tokens_are_those_of_transformers(loaded: Loaded) -> None:
 
 
 def test_company_chunks_and_preemptions_change_nothing(loaded: Loaded) -> None:
+    check_that_nothing_is_changed(loaded)
+
+
+def check_that_nothing_is_changed(loaded: Loaded) -> None:
+    """Alone, in chunks, with a prefix found, recomputed, swapped: the logits of the whole run."""
     runner, whole = loaded.runner, loaded.whole
     assert not whole.preempted
 
@@ -181,6 +187,26 @@ def test_company_chunks_and_preemptions_change_nothing(loaded: Loaded) -> None:
 
 
 @torch.inference_mode()
+@pytest.mark.parametrize(("name", "layers"), [("Qwen2", "native"), ("Gemma 2", "plain")])
+def test_int8_changes_logits_little_and_nothing_else_changes_them(
+    name: str, layers: str, tmp_path: Path
+) -> None:
+    TINY[name].save(tmp_path)
+    limits = {"block_size": BLOCK, "num_blocks": NUM_BLOCKS, "swap_bytes": 1 << 20}
+    exact, _ = open_runner(tmp_path, **limits)
+    runner, facts = open_runner(tmp_path, quantization="int8", **limits)
+    tokens = random_tokens(60, vocab_size=VOCABULARY)
+    loaded = Loaded(name, None, runner, facts.layers)
+    loaded.whole = run(runner)
+
+    found, expected = step_logits(runner, tokens), step_logits(exact, tokens)
+
+    assert (facts.layers, facts.quantization) == (layers, "int8")
+    assert 0.9 < float(torch.cosine_similarity(found, expected, dim=1).min()) < 1
+    check_that_nothing_is_changed(loaded)
+
+
+@torch.inference_mode()
 def test_bfloat16_is_near_float32(demo_fp32: Demo, demo_bf16: Demo) -> None:
     tokens = random_tokens(40, seed=6)
     plan = make_plan(Row(tokens, 40, [0, 1, 2]))
@@ -190,3 +216,14 @@ def test_bfloat16_is_near_float32(demo_fp32: Demo, demo_bf16: Demo) -> None:
     assert demo_bf16.facts.dtype == "bfloat16"
     assert 0 < float((exact - rounded).abs().max()) < 0.5
     assert torch.cosine_similarity(exact, rounded, dim=0) > 0.999
+
+
+@torch.inference_mode()
+def test_int8_is_near_bfloat16(demo_bf16: Demo, demo_int8: Demo) -> None:
+    tokens = random_tokens(40, seed=6)
+    plan = make_plan(Row(tokens, 40, [0, 1, 2]))
+
+    exact, rounded = demo_bf16.runner.logits(plan)[0], demo_int8.runner.logits(plan)[0]
+
+    assert (demo_int8.facts.dtype, demo_int8.facts.quantization) == ("bfloat16", "int8")
+    assert 0.99 < float(torch.cosine_similarity(exact, rounded, dim=0)) < 1

@@ -40,8 +40,11 @@ class Watched(FolderWeights):
         return sum(weight() is not None for weight in self.given)
 
 
+@pytest.mark.parametrize("int8", [False, True])
 @pytest.mark.parametrize(("kind", "layers"), [("Llama", "native"), ("Gemma2", "plain")])
-def test_a_layer_is_let_go_once_it_is_packed(kind: str, layers: str, tmp_path: Path) -> None:
+def test_a_layer_is_let_go_once_it_is_packed(
+    kind: str, layers: str, int8: bool, tmp_path: Path
+) -> None:
     Tiny(kind, {"num_hidden_layers": NUM_LAYERS, "head_dim": 32}).save(tmp_path)
     config = config_from_folder(read_folder(tmp_path), BY_ARCHITECTURE[f"{kind}ForCausalLM"])
     source = Watched(tmp_path)
@@ -53,6 +56,7 @@ def test_a_layer_is_let_go_once_it_is_packed(kind: str, layers: str, tmp_path: P
         torch.float32,
         torch.device("cpu"),
         lambda *_: held.append(source.num_held()),
+        int8=int8,
     )
 
     assert model.layers == layers
