@@ -13,6 +13,7 @@
 #   make clients      load clients and libraries that nobody here wrote, each in a venv of its own;
 #                     ARGS="guidellm aiperf" chooses some, VLLM_VENV names a venv with vLLM's
 #   make bench-startup, make bench-front, make bench-decode
+#   make bench-quantization   perplexity and greedy tokens of int8 products beside bf16 and fp32
 #   make bench-kernels    floors of the Triton kernels on three GPUs, and times where there is one
 #   make bench-service    what a streamed token costs the front, and whether 2,000 streams hold
 #   make bench-policies   how long streams stand still under hostile policies
@@ -48,7 +49,7 @@ PACKAGES := $(FOLDERS) protos/cadenza/v1
 
 .PHONY: serve test check test-extra test-gpu soak soak-grpc chaos clients breaking protos install \
 	install-dev bench-startup bench-front bench-decode bench-orders bench-policies bench-scheduler \
-	bench-kernels bench-service bench-serving bench-simulator bench-simulated-engine clean
+	bench-kernels bench-quantization bench-service bench-serving bench-simulator bench-simulated-engine clean
 
 serve: install
 	@$(PYTHON) -m cadenza.cli serve demo $(ARGS)
@@ -97,6 +98,9 @@ bench-front: install-dev
 bench-decode: install-dev
 	$(PYTHON) benchmarks/decode.py
 	$(PYTHON) benchmarks/sampling.py
+
+bench-quantization: install-dev
+	$(PYTHON) benchmarks/quantization.py
 
 bench-orders: install-dev
 	$(PYTHON) benchmarks/orders.py $(ARGS)

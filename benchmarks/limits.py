@@ -1,18 +1,20 @@
 """What the machine allows: the rate at which it reads memory and multiplies, and what follows.
 
 A load's limit, in output tokens a second, for S streams of I tokens in and O out, which begin
-together, on a machine that reads B bytes and computes F operations a second:
+together, on a machine that reads B bytes and computes F operations a second, G in the products of
+layers:
 
     limit   = S * O / (prefill + step(1) + ... + step(O - 1))
-    prefill = max(S * (2 p I + a I (I + 1) / 2 + 2 h) / F, w / B)
-    step(t) = max(S * (2 p + a (I + t) + 2 h) / F, (w + S k (I + t)) / B)
+    prefill = max(S * (2 p I / G + (a I (I + 1) / 2 + 2 h) / F), w / B)
+    step(t) = max(S * (2 p / G + (a (I + t) + 2 h) / F), (w + S k (I + t)) / B)
 
 p are the weights of all layers, h those of the head, w the bytes of both; a the operations for a
 query and a key in all layers, 4 x layers x heads x head_dim; k the bytes of a token in the KV
-cache, 2 x layers x kv_heads x head_dim x 2. All of it is in the model's config.json. Norms,
-rotations, sampling and what is not the model cost nothing. Each weight is read once a step: what
-of them is in the processor's caches already is not counted, except that the bytes are read from a
-buffer of the weights' size, which may be there likewise.
+cache, 2 x layers x kv_heads x head_dim x 2. All of it is in the model's config.json. In bf16 G is
+F and a weight has two bytes; with int8 products G is their rate, and a weight of a layer has one
+byte. Norms, rotations, sampling and what is not the model cost nothing. Each weight is read once a
+step: what of them is in the processor's caches already is not counted, except that the bytes are
+read from a buffer of the weights' size, which may be there likewise.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from typing import NamedTuple
 import torch
 from serving_load import Load
 
+from cadenza.kernels.int8_linear import pack_int8
 from cadenza.kernels.linear import linear, pack
 
 _REPEATS = 5
@@ -38,6 +41,7 @@ class Pace(NamedTuple):
 
     bytes: float  # read
     operations: float  # of bf16 products; a multiplication and an addition are two
+    int8_operations: float
 
     def or_better(self, other: Pace) -> Pace:
         return Pace(*map(max, self, other))
@@ -72,16 +76,19 @@ class ModelSize:
         return self.layers + self.head
 
 
-def limit(load: Load, size: ModelSize, pace: Pace, weight_bytes: float) -> float:
-    """Return output tokens a second at most, with weights of so many bytes each."""
-    weights_s = weight_bytes * size.weights / pace.bytes
+def limit(load: Load, size: ModelSize, pace: Pace, *, int8: bool) -> float:
+    """Return output tokens a second at most."""
+    layer_bytes, layer_operations = (1, pace.int8_operations) if int8 else (2, pace.operations)
+    weights_s = (layer_bytes * size.layers + 2 * size.head) / pace.bytes
     head, streams = 2 * size.head, load.streams
-    prompt = 2 * size.layers * load.input + size.pair * load.input * (load.input + 1) / 2 + head
-    took_s = max(streams * prompt / pace.operations, weights_s)
+    token_s = 2 * size.layers / layer_operations
+    pairs = size.pair * load.input * (load.input + 1) / 2
+    prompt_s = token_s * load.input + (pairs + head) / pace.operations
+    took_s = max(streams * prompt_s, weights_s)
     for context in range(load.input + 1, load.input + load.output):
-        token = 2 * size.layers + size.pair * context + head
+        computed_s = token_s + (size.pair * context + head) / pace.operations
         read_s = weights_s + streams * size.kv_bytes * context / pace.bytes
-        took_s += max(streams * token / pace.operations, read_s)
+        took_s += max(streams * computed_s, read_s)
     return streams * load.output / took_s
 
 
@@ -89,7 +96,7 @@ def measure(size: ModelSize) -> Pace:
     """Time the fastest known ways of reading as many bytes as the weights have, and of a product.
 
     Reading: a sum, and a product with a vector, of MKL and of our own kernels. The product: ours
-    and oneDNN's.
+    and oneDNN's; of int8 ours.
     """
     num_bytes = torch.bfloat16.itemsize * size.weights
     rows = num_bytes // (_INNER * torch.float32.itemsize)
@@ -107,7 +114,10 @@ def measure(size: ModelSize) -> Pace:
         _best_s(lambda: torch.nn.functional.linear(x, weight)),
         _best_s(lambda: linear(x, packed)),
     )
-    return Pace(matrix.nbytes / read_s, 2 * _ROWS * _INNER**2 / product_s)
+    quantised = pack_int8(weight)
+    int8_s = _best_s(lambda: linear(x, quantised))
+    operations = 2 * _ROWS * _INNER**2
+    return Pace(matrix.nbytes / read_s, operations / product_s, operations / int8_s)
 
 
 def _best_s(run: Callable[[], object]) -> float:

@@ -1,4 +1,4 @@
-"""Matrix products of the demo model's shapes: our kernels beside oneDNN, in turns.
+"""Matrix products of the demo model's shapes: ours beside oneDNN's, int8 beside bf16, in turns.
 
 Weights of a shape are many, and read one after another, so that they come from memory as in a step.
 Each figure is the best of some rounds.
@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cadenza.kernels.linear import native, onednn
+from cadenza.kernels.int8_linear import pack_int8
+from cadenza.kernels.linear import Weight, native, onednn
 
 SHAPES = ((960, 576), (576, 576), (3072, 576), (576, 1536), (49152, 576))  # out, in
 ROWS = (1, 8, 32, 512)
@@ -22,22 +23,32 @@ _MOST_VALUES = 1 << 23  # of an output that many rows have
 _ROUNDS = 5
 
 _Product = Callable[[Tensor], Tensor]
+_Maker = Callable[[Tensor], Weight]
 
 
 def products(dtype: torch.dtype) -> list[dict[str, Any]]:
     """Return microseconds a product, by shape, rows and who multiplied."""
-    makers: dict[str, Callable[[Tensor], Any]] = {}
-    if native.is_supported(dtype):
-        makers[f"native {native.fastest(dtype)}"] = native.PackedWeight
-    if onednn.is_supported(dtype):
-        makers["onednn"] = onednn.PackedWeight
+    makers = _makers(dtype)
     return [result for shape in SHAPES for result in _of_shape(shape, dtype, makers)]
 
 
+def _makers(dtype: torch.dtype) -> dict[str, _Maker]:
+    makers: dict[str, _Maker] = {}
+    if dtype == torch.int8:
+        makers["int8"] = pack_int8
+        dtype = torch.bfloat16
+    if native.is_supported(dtype):
+        makers[f"native {native.fastest(dtype)}"] = native.PackedWeight
+    if onednn.is_supported(dtype) and len(makers) < 2:
+        makers["onednn"] = onednn.PackedWeight
+    return makers
+
+
 def _of_shape(
-    shape: tuple[int, int], dtype: torch.dtype, makers: dict[str, Callable[[Tensor], Any]]
+    shape: tuple[int, int], dtype: torch.dtype, makers: dict[str, _Maker]
 ) -> list[dict[str, Any]]:
     num_bytes = shape[0] * shape[1] * dtype.itemsize
+    dtype = torch.bfloat16 if dtype == torch.int8 else dtype
     plain = [torch.randn(shape).to(dtype) for _ in range(max(1, int(_WEIGHT_BYTES / num_bytes)))]
     weights = {name: [make(weight).multiply for weight in plain] for name, make in makers.items()}
     del plain

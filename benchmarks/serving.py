@@ -115,7 +115,8 @@ def measure(options: argparse.Namespace, venv: Path, model: Path, llama: Path | 
     """All loads beside all peers."""
     size = limits.ModelSize.of(model)
     loads = [Load(streams, *lengths) for lengths in options.lengths for streams in options.streams]
-    launches = [servers.ours(model, each.name, each.options) for each in VARIANTS]
+    variants = [VARIANTS[name] for name in options.quantization]
+    launches = [servers.ours(model, each.name, each.options) for each in variants]
     peers = [servers.vllm(venv, model)]
     if llama:
         longest = max(load.input + load.output for load in loads) + 64
@@ -135,7 +136,8 @@ def measure(options: argparse.Namespace, venv: Path, model: Path, llama: Path | 
                 turns.take(load, 1 + round_ * len(loads) + index)
     print(
         f"\nThe machine reads {pace.bytes / 1e9:.1f} GB/s and multiplies"
-        f" {pace.operations / 1e9:,.0f}e9 operations a second in bf16."
+        f" {pace.operations / 1e9:,.0f}e9 operations a second in bf16,"
+        f" {pace.int8_operations / 1e9:,.0f}e9 in int8."
     )
     return [
         Row(
@@ -144,23 +146,36 @@ def measure(options: argparse.Namespace, venv: Path, model: Path, llama: Path | 
             load,
             turns.median(variant.name, load),
             turns.median(peer.name, load),
-            limits.limit(load, size, pace, variant.weight_bytes),
+            limits.limit(load, size, pace, int8=variant.quantization == "int8"),
         )
-        for variant in VARIANTS
+        for variant in variants
         for peer in peers
         for load in loads
     ]
 
 
-def measure_parts(model: Path, streams: Sequence[int]) -> list[step_parts.Stage]:
+def measure_parts(model: Path, streams: Sequence[int], name: str) -> list[step_parts.Stage]:
+    """Of one of our variants."""
     config = EngineConfig(
         model=str(model),
         dtype="bfloat16",
+        quantization=VARIANTS[name].quantization,
         max_model_len=servers.MAX_MODEL_LEN,
         kv_cache_bytes=servers.KV_GIB << 30,
         log_level="warning",
     )
     return step_parts.measure(config, [Load(each, *LENGTHS[0]) for each in streams])
+
+
+def show_parts(model: Path, options: argparse.Namespace) -> list[dict[str, object]]:
+    """Print the parts of a step of each variant, and return what a program reads of them."""
+    told: list[dict[str, object]] = []
+    for name in options.quantization:
+        parts = measure_parts(model, options.streams, name)
+        print(f"\n{name}")
+        step_parts.show(parts)
+        told += [{"quantization": name, **figures} for figures in step_parts.figures(parts)]
+    return told
 
 
 def parse() -> argparse.Namespace:
@@ -172,6 +187,13 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument(
         "--lengths", type=_lengths, nargs="+", default=LENGTHS, help="such as 128x64: in, out"
+    )
+    parser.add_argument(
+        "--quantization",
+        choices=VARIANTS,
+        nargs="+",
+        default=list(VARIANTS),
+        help="what we are served as; all of them, beside the same peers",
     )
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument(
@@ -194,7 +216,7 @@ def main() -> int:
     print(heading())
     model = places.model or locate("demo").path
     if options.parts_only:
-        step_parts.show(measure_parts(model, options.streams))
+        show_parts(model, options)
         return 0
     start_s = median(start_to(http_token) for _ in range(options.rounds))
     print(f"Process start to first token, the demo model: {start_s:.1f} s,", end=" ")
@@ -208,12 +230,11 @@ def main() -> int:
     else:
         missing = "VLLM_VENV must name a venv with vLLM, and MODEL_DIR a model folder."
         print(f"No peer to compare with: {missing}", file=sys.stderr, flush=True)
-    parts = measure_parts(model, options.streams)
-    step_parts.show(parts)
+    parts = show_parts(model, options)
     told = {
         "serving": [row.figures() for row in rows],
         "start_to_first_token_s": round(start_s, 2),
-        "steps": step_parts.figures(parts),
+        "steps": parts,
     }
     print(json.dumps(told))
     if not rows:

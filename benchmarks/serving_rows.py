@@ -12,14 +12,18 @@ class Variant(NamedTuple):
     """A way in which we serve the model."""
 
     name: str
-    options: tuple[str, ...]
-    weight_bytes: float
+    quantization: str  # `cadenza serve`'s
     targets: dict[int, tuple[float, float]]  # streams -> least tok/s and most TTFT, times vLLM's
 
+    @property
+    def options(self) -> tuple[str, ...]:
+        return ("--dtype", "bfloat16", "--quantization", self.quantization)
 
-VARIANTS = (
-    Variant("bf16", ("--dtype", "bfloat16"), 2.0, {1: (2.0, 1.0), 8: (2.0, 0.5), 32: (1.05, 1.0)}),
-)
+
+VARIANTS = {
+    "bf16": Variant("bf16", "none", {1: (2.0, 1.0), 8: (2.0, 0.5), 32: (1.05, 1.0)}),
+    "int8": Variant("int8", "int8", {32: (1.5, 1.0)}),
+}
 
 
 class Row(NamedTuple):
