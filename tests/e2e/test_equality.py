@@ -133,14 +133,13 @@ def test_int8_is_bitwise_the_same_in_chunks_alone_and_preempted(
     assert not whole.preempted
 
     alone = run_all(demo_int8, NUM_CHECKED, prompts={5: PROMPTS[5]}, max_num_seqs=1)
-    in_chunks = [
-        run_all(
-            demo_int8, NUM_CHECKED, prompts=prompts, max_num_seqs=4, max_num_batched_tokens=size
-        )
-        for size in (7, 32)
-    ]
+    in_chunks = run_all(
+        demo_int8, NUM_CHECKED, prompts=prompts, max_num_seqs=4, max_num_batched_tokens=20
+    )
     squeezed = {"profile": OVER_COMMIT, "prompts": prompts, "max_num_seqs": 16, **small}
     recomputed = run_all(demo_int8, NUM_SQUEEZED, **squeezed)
 
-    assert all(whole.begins_with(run) for run in (alone, *in_chunks, recomputed))
+    assert all(whole.begins_with(run) for run in (in_chunks, recomputed))
+    assert whole.tokens[5][:NUM_CHECKED] == alone.tokens[5]
+    assert whole.digests[5][:NUM_CHECKED] == alone.digests[5]
     assert len(set(recomputed.preempted)) >= 8, "too few were preempted to prove anything"
