@@ -1,47 +1,41 @@
-"""`cadenza simulate`: from flags to traces, limits, profiles and reports."""
+"""`cadenza simulate`: from profiles to runs, and to what is told of them."""
 
 from __future__ import annotations
 
 import json
-import math
+import os
 import sys
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from cadenza.cli.errors import UsageError
-from cadenza.cli.options import PolicyOptions, ServerOptions
+from cadenza.cli.options import PolicyOptions
 from cadenza.cli.output import write
 from cadenza.cli.profile import Configured, configure
 from cadenza.cli.progress import Progress
-from cadenza.cli.service_client import ServiceClient
+from cadenza.cli.simulation_load import limits_of, measured_of, traces_of
 from cadenza.cli.simulation_options import SimulateOptions
 from cadenza.policies.errors import ProfileError
 from cadenza.policies.presets import PRESETS
 from cadenza.scheduler.config import SchedulerConfig
 from cadenza.simulator.engine import VirtualEngine
 from cadenza.simulator.errors import SimulatorError
-from cadenza.simulator.machines import LIMITS, Machine, check_limits, machine_of
+from cadenza.simulator.machines import machine_of
 from cadenza.simulator.page import page
-from cadenza.simulator.readers import read_trace
 from cadenza.simulator.run import Run
-from cadenza.simulator.simulation import EOS, Simulation
-from cadenza.simulator.study import report
+from cadenza.simulator.series import joined
+from cadenza.simulator.simulation import Simulation
+from cadenza.simulator.study import Study, report
 from cadenza.simulator.summary import Targets
-from cadenza.simulator.synthetic import PREFIX, shape_of, synthetic
 from cadenza.simulator.table import table
 from cadenza.simulator.trace import Trace
 from cadenza.wire import messages
 from cadenza.wire.logging import configure_logging
 
-_WATERMARK = 0.01
-_DEFAULTS = {
-    "block_size": 16,
-    "num_host_blocks": 0,
-    "max_num_seqs": 256,
-    "max_num_batched_tokens": 2048,
-}
+_INTERRUPTED = 130  # as from a program that Ctrl-C ends
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,151 +60,128 @@ def run(source: str, options: SimulateOptions) -> int:
         UsageError: something that was given cannot be used, or a file cannot be written.
     """
     configure_logging("warning")  # what policies do wrong goes to standard error
-    for path in (options.json, options.html):
-        _check_place(path)
-    contenders = _contenders(options)
-    built = [each.build() for each in contenders]  # all of them, before any runs for minutes
     try:
-        trace, machine = _trace(source, options), machine_of(options.machine)
-        limits = _limits(options, trace, machine)
-        runs = [
-            _simulate(contender, configured, trace, machine, limits, options)
-            for contender, configured in zip(contenders, built, strict=True)
-        ]
+        _check_places(options)
+        _run(source, options)
     except SimulatorError as error:
         raise UsageError(str(error)) from error
     except MemoryError as error:
         raise UsageError("these limits take more memory than there is") from error
     except KeyboardInterrupt:
-        return 130  # as from a program that Ctrl-C ends
-    targets = Targets(ttft_s=options.ttft_target, tpot_s=options.tpot_target)
-    told = report(runs, machine, targets, seed=options.seed, max_tokens=options.max_tokens)
-    write(table(told))
-    _write_file(options.json, lambda: json.dumps(told, indent=1, allow_nan=False) + "\n")
-    _write_file(options.html, lambda: page(told, runs, targets))
+        return _INTERRUPTED
     return 0
 
 
-def _contenders(options: SimulateOptions) -> list[Contender]:
-    found = [_contender(name, options) for name in dict.fromkeys(options.profile)]
-    if options.policy:
-        flags = PolicyOptions(policy=options.policy, plugins_dir=options.plugins_dir)
-        found.append(Contender(name=" ".join(options.policy), flags=flags))
-    return found or [_contender("fcfs", options)]
-
-
-def _contender(name: str, options: SimulateOptions) -> Contender:
-    folder = options.plugins_dir
-    if name not in PRESETS and Path(name).suffix == ".toml":
-        flags = PolicyOptions(policy_file=Path(name), plugins_dir=folder)
-        return Contender(name=Path(name).stem, flags=flags)
-    return Contender(name=name, flags=PolicyOptions(scheduling_policy=name, plugins_dir=folder))
-
-
-def _trace(source: str, options: SimulateOptions) -> Trace:
-    if source.startswith(PREFIX):
-        trace = synthetic(shape_of(source.removeprefix(PREFIX)), options.seed)
-    else:
-        trace = read_trace(Path(source))
-    if options.jitter:
-        trace = trace.jittered(options.seed)
-    if options.window is not None:
-        trace = trace.window(*_window(options.window))
-    if options.first is not None:
-        trace = trace.first(options.first)
-    if options.stretch != 1:
-        trace = trace.stretched(options.stretch)
-    return trace
-
-
-def _window(text: str) -> tuple[float, float]:
-    begin, colon, end = text.partition(":")
-    try:
-        window = float(begin or 0), float(end or math.inf)
-    except ValueError:
-        window = (math.nan, math.nan)
-    if not colon or not window[0] < window[1]:
-        raise UsageError(f"--window {text} is not of the form BEGIN:END, in seconds")
-    return window
-
-
-def _limits(options: SimulateOptions, trace: Trace, machine: Machine) -> SchedulerConfig:
-    """Those of flags, a running service, the machine, or else usual ones; memory is not guessed.
-
-    Raises:
-        UsageError: nobody says how many blocks there are, or limits contradict each other.
-        SimulatorError: one of them is too large.
-    """
-    served = {} if options.like is None else _served(options.like)
-    flags = {name: getattr(options, name) for name in LIMITS}
-    given = {name: value for name, value in flags.items() if value is not None}
-    known: dict[str, Any] = {**_DEFAULTS, **machine.limits, **served}
-    if "block_size" in given and "num_blocks" in known:  # in as much memory
-        known["num_blocks"] = known["num_blocks"] * known["block_size"] // given["block_size"]
-    known |= given
-    if "num_blocks" not in known:
-        raise UsageError(
-            f"nobody knows how many KV blocks {machine.name} has: --num-blocks, or --like with the "
-            "address of a running service, says it. Results depend on it more than on policies"
-        )
-    check_limits(known)
-    longest = max(
-        each.prompt_tokens + max(each.output_tokens, each.max_tokens, options.max_tokens)
-        for each in trace.requests
+def _run(source: str, options: SimulateOptions) -> None:
+    contenders = _contenders(options)
+    for contender in contenders:
+        contender.build()  # all of them, before any runs for minutes
+    traces, machine = traces_of(source, options), machine_of(options.machine)
+    study = Study(
+        trace=traces[0],
+        machine=machine,
+        targets=Targets(ttft_s=options.ttft_target, tpot_s=options.tpot_target),
+        seed=options.seed,
+        seeds=options.seeds,
+        measured=measured_of(traces, options),
+        max_tokens=options.max_tokens,
     )
-    if options.max_model_len is None:
-        pool = known["num_blocks"] * known["block_size"]
-        known["max_model_len"] = min(known.get("max_model_len", longest), pool)
-    try:
-        return SchedulerConfig(
-            **known,
-            eos_token_ids=frozenset({EOS}),
-            enable_prefix_caching=options.enable_prefix_caching,
-            watermark=_WATERMARK if options.watermark is None else options.watermark,
+    limits = limits_of(options, traces, machine)
+    runs = [_simulate(contender, traces, study, limits, options) for contender in contenders]
+    told = report(runs, study)
+    write(table(told))
+    _write_file(options.json, lambda: json.dumps(told, indent=1, allow_nan=False) + "\n")
+    _write_file(options.html, lambda: page(told, runs, study.targets))
+
+
+def _contenders(options: SimulateOptions) -> list[Contender]:
+    folder, names = options.plugins_dir, _names(options)
+    found = [
+        Contender(
+            name=name,
+            flags=PolicyOptions(policy_file=Path(given), plugins_dir=folder)
+            if _is_file(given)
+            else PolicyOptions(scheduling_policy=given, plugins_dir=folder),
         )
-    except ValueError as error:
-        raise UsageError(str(error)) from error
+        for given, name in names.items()
+    ]
+    if options.policy:
+        flags = PolicyOptions(policy=options.policy, plugins_dir=folder)
+        found.append(Contender(name=" ".join(options.policy), flags=flags))
+    return found
 
 
-def _served(url: str) -> dict[str, int]:
-    """The limits of a running service."""
-    return ServiceClient(ServerOptions(server=url), as_administrator=False).limits()
+def _names(options: SimulateOptions) -> dict[str, str]:
+    """What each profile is called, by how it was given."""
+    given = options.profile or (() if options.policy else ("fcfs",))
+    short = {each: Path(each).stem if _is_file(each) else each for each in given}
+    times = Counter(short.values())
+    return {each: name if times[name] == 1 else each for each, name in short.items()}
+
+
+def _is_file(profile: str) -> bool:
+    return profile not in PRESETS and Path(profile).suffix == ".toml"
 
 
 def _simulate(
     contender: Contender,
-    configured: Configured,
-    trace: Trace,
-    machine: Machine,
+    traces: Sequence[Trace],
+    study: Study,
     limits: SchedulerConfig,
     options: SimulateOptions,
 ) -> Run:
+    """All seeds, with fresh policies for each."""
+    progress, total = Progress(sys.stderr), sum(len(trace.requests) for trace in traces)
+    runs, before = [], 0
+    try:
+        for trace in traces:
+            progress.show(messages.Progress(contender.name, before, total))
+            simulation = _simulation(contender, trace, study, limits, options)
+            show = partial(_show, progress, contender.name, before, total)
+            runs.append(simulation.run(show))
+            before += len(trace.requests)
+    finally:
+        progress.done()
+    return joined(runs)
+
+
+def _show(progress: Progress, name: str, before: int, total: int, done: int) -> None:
+    progress.show(messages.Progress(name, before + done, total))
+
+
+def _simulation(
+    contender: Contender,
+    trace: Trace,
+    study: Study,
+    limits: SchedulerConfig,
+    options: SimulateOptions,
+) -> Simulation:
+    configured = contender.build()
     if options.watermark is None and configured.config.watermark is not None:
         limits = replace(limits, watermark=configured.config.watermark)
-    simulation = Simulation(
+    return Simulation(
         contender.name,
         trace,
         limits,
         configured.profile,
-        VirtualEngine(machine, limits.block_size),
-        max_tokens=options.max_tokens,
+        VirtualEngine(study.machine, limits.block_size),
+        max_tokens=study.max_tokens,
+        measured=study.measured,
     )
-    progress, num = Progress(sys.stderr), len(trace.requests)
-
-    def show(done: int) -> None:
-        progress.show(messages.Progress(contender.name, done, num))
-
-    show(0)
-    try:
-        return simulation.run(show)
-    finally:
-        progress.done()
 
 
-def _check_place(path: Path | None) -> None:
+def _check_places(options: SimulateOptions) -> None:
     """Before anything runs for minutes."""
-    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
-        raise UsageError(f"{path} cannot be written: there is no such folder, or it is one")
+    if options.json is not None and options.json == options.html:
+        raise UsageError(f"{options.json} cannot be both, --json and --html")
+    for path in (options.json, options.html):
+        if path is None:
+            continue
+        folder = path.absolute().parent
+        if path.is_dir() or not folder.is_dir():
+            raise UsageError(f"{path} cannot be written: there is no such folder, or it is one")
+        if not os.access(path if path.exists() else folder, os.W_OK):
+            raise UsageError(f"{path} cannot be written: Permission denied")
 
 
 def _write_file(path: Path | None, content: Callable[[], str]) -> None:

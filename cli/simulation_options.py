@@ -74,6 +74,9 @@ class SimulateOptions:
     watermark: Annotated[float | None, Machine] = None
     """Share of the pool that admissions leave free; default: 0.01, or what the preset wants."""
 
+    measure: Annotated[str | None, Report] = None
+    """BEGIN:END in seconds of what is replayed: figures are of this while alone."""
+
     ttft_target: Annotated[PositiveFloat, Report] = 2.0
     """Seconds to the first token that count as good, for requests that say nothing themselves."""
 
@@ -82,6 +85,9 @@ class SimulateOptions:
 
     seed: Annotated[NonNegativeInt, Report] = 0
     """Of made-up traces, of jitter, and of intervals."""
+
+    seeds: Annotated[PositiveInt, Report] = 1
+    """Repeat made-up traces, or jitter, with so many seeds from `seed` on, and draw from these."""
 
     json: Annotated[Path | None, Report] = None
     """Write all figures into this file."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from cadenza.simulator.run import FloatArray, Run
 from cadenza.simulator.summary import HARDLY_QUEUED, Targets, meets, plain
 
-WINDOWS = 20  # of the trace, with as many requests each, that are drawn again and again
+WINDOWS = 20  # of a trace, with as many requests each, that are drawn again and again
 RESAMPLES = 1000
 _LEVEL = 95  # per cent
 _NOTABLE = 0.05  # share by which a request counts as earlier or later
@@ -26,15 +26,17 @@ BY_REQUEST = ("ttft_s", "tpot_s", "longest_gap_s", "e2e_s")
 
 
 def compare(base: Run, other: Run, targets: Targets, seed: int) -> dict[str, Any]:
-    """What `other` changes, with intervals by a bootstrap over windows of the trace.
+    """What `other` changes, with intervals by a bootstrap over seeds, or over windows of the trace.
 
-    Requests depend on their neighbours, so windows of successive arrivals are drawn, with
-    replacement, and the same ones for both runs. A difference is `other` less `base`.
+    Requests depend on their neighbours, so it is not they who are drawn, with replacement, but all
+    that a seed has brought, or, of one seed, windows of successive arrivals; the same ones for both
+    runs. A difference is `other` less `base`.
     """
-    resampling = Resampling(len(base.trace.requests), seed)
+    resampling = Resampling(base.parts, seed)
     figures: dict[str, Any] = {
         "base": base.name,
         "other": other.name,
+        "drawn": resampling.drawn,
         "queued_share": [_queued_share(base), _queued_share(other)],
         "ties_because_nothing_queued": nothing_queued(base, other),
     }
@@ -59,19 +61,26 @@ def _queued_share(run: Run) -> float:
 
 
 class Resampling:
-    """Draws windows of successive requests, and computes statistics of each draw."""
+    """Draws seeds or windows, and computes statistics of each draw."""
 
-    def __init__(self, num_requests: int, seed: int) -> None:
-        bounds = np.linspace(0, num_requests, WINDOWS + 1).round()
-        self._window = np.searchsorted(bounds, np.arange(num_requests), side="right") - 1
-        draws = np.random.default_rng(seed).integers(WINDOWS, size=(RESAMPLES, WINDOWS))
-        self._times = np.stack([np.bincount(draw, minlength=WINDOWS) for draw in draws])
+    def __init__(self, parts: Sequence[int], seed: int) -> None:
+        """Of so many requests with each seed."""
+        num = sum(parts)
+        if len(parts) > 1:
+            self.drawn, bounds = f"{len(parts)} seeds", np.cumsum((0, *parts))
+        else:
+            self.drawn = f"{WINDOWS} windows"
+            bounds = np.linspace(0, num, WINDOWS + 1).round().astype(np.int64)
+        self._num = len(bounds) - 1
+        self._window = np.searchsorted(bounds, np.arange(num), side="right") - 1
+        draws = np.random.default_rng(seed).integers(self._num, size=(RESAMPLES, self._num))
+        self._times = np.stack([np.bincount(draw, minlength=self._num) for draw in draws])
 
     def means(self, values: FloatArray, known: BoolArray) -> FloatArray:
         """Of the known values of each draw; nan where there are none."""
         window = self._window[known]
-        sums = self._times @ np.bincount(window, values[known], minlength=WINDOWS)
-        counts = self._times @ np.bincount(window, minlength=WINDOWS)
+        sums = self._times @ np.bincount(window, values[known], minlength=self._num)
+        counts = self._times @ np.bincount(window, minlength=self._num)
         means: FloatArray = np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
         return means
 

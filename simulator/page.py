@@ -2,51 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
 from typing import Any
 
 import numpy as np
 
-from cadenza.simulator.plots import Line, distribution_of, legend, over_time, plot
+from cadenza.simulator.plots import Line, distribution_of, over_time, plot
 from cadenza.simulator.run import Run
+from cadenza.simulator.sections import Figures, Section, heading, sections
 from cadenza.simulator.summary import Targets, meets
-from cadenza.simulator.table import table
-
-Figures = Mapping[str, Any]
 
 _SCALES = np.geomspace(0.1, 10.0, 41)  # of the targets
 
 _STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 62rem; padding: 0 1rem;
-  color: #1f2328; background: #fff }
-.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(24rem, 1fr)); gap: 1rem }
-figure { margin: 0 } figcaption { font-weight: 600 } svg { width: 100% }
-svg text { font-size: 11px; fill: #57606a } .x { text-anchor: middle } .y { text-anchor: end }
-.grid { stroke: #d0d7de; stroke-width: .6 }
-.key { margin-right: 1.2rem } .key i { display: inline-block; width: .8rem; height: .8rem;
-  margin-right: .4rem }
-.remark { border-left: 4px solid #d1242f; padding: .4rem .8rem; background: #fff5f5 }
-pre { overflow-x: auto; background: #f6f8fa; padding: 1rem; font-size: 13px }
-@media (prefers-color-scheme: dark) { body { color: #e6edf3; background: #0d1117 }
-  pre { background: #161b22 } .remark { background: #2d1416 } .grid { stroke: #30363d }
-  svg text { fill: #9198a1 } }
+:root { color-scheme: light dark; --text: #1f2328; --paper: #fff; --quiet: #57606a;
+  --line: #d0d7de; --shade: #f6f8fa; --alert: #fff5f5;
+  --c0: #0072b2; --c1: #d55e00; --c2: #009e73; --c3: #cc79a7; --c4: #a87900; --c5: #2a9fd6;
+  --c6: #57606a }
+@media (prefers-color-scheme: dark) { :root { --text: #e6edf3; --paper: #0d1117; --quiet: #9198a1;
+  --line: #30363d; --shade: #161b22; --alert: #2d1416;
+  --c0: #4aa3df; --c1: #ff8a3d; --c2: #2fc99a; --c3: #e39ac4; --c4: #e6b325; --c5: #8bd3ff;
+  --c6: #adb5bd } }
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem;
+  color: var(--text); background: var(--paper) }
+h1 { font-size: 1.6rem } h2 { font-size: 1.2rem; margin: 2.5rem 0 .8rem }
+.facts { color: var(--quiet); margin: 0; padding: 0; list-style: none; overflow-wrap: anywhere }
+.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(24rem, 100%), 1fr));
+  gap: 1.5rem }
+figure { margin: 0; min-width: 0 } figcaption { font-weight: 600 }
+svg { width: 100%; display: block } svg text { font-size: 11px; fill: var(--quiet) }
+.x { text-anchor: middle } .y { text-anchor: end }
+.grid { stroke: var(--line); stroke-width: .6 }
+.keys { display: flex; flex-wrap: wrap; gap: .1rem 1rem; font-size: .8rem; color: var(--quiet) }
+.keys span { overflow-wrap: anywhere } .keys i { display: inline-block; width: .8rem;
+  height: .25rem; margin-right: .4rem; vertical-align: middle }
+.remark { border-left: 4px solid #d1242f; padding: .4rem .8rem; background: var(--alert) }
+.wide { overflow-x: auto } table { border-collapse: collapse; font-size: .85rem;
+  font-variant-numeric: tabular-nums }
+th, td { padding: .2rem .7rem; text-align: right; border-bottom: 1px solid var(--line);
+  white-space: nowrap } th { background: var(--shade); white-space: normal }
+th:first-child, td:first-child { text-align: left }
+.note { color: var(--quiet); font-size: .85rem }
 """
 
 
 def page(report: Figures, runs: Sequence[Run], targets: Targets) -> str:
     """The whole page, the same for the same runs."""
     source = escape(str(report["trace"]["source"]))
+    facts = "".join(f"<li>{escape(line)}</li>" for line in heading(report))
     remarks = "".join(f'<p class="remark">{escape(each)}</p>' for each in report["remarks"])
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width">'
         f"<title>Simulation of {source}</title><style>{_STYLE}</style></head><body>"
-        f"<h1>What policies do with a load</h1>{remarks}"
-        f"<p>{legend([run.name for run in runs])}</p>"
-        f'<div class="plots">{"".join(_plots(runs, targets))}</div>'
-        f"<h2>Figures</h2><pre>{escape(table(report))}</pre></body></html>\n"
+        f'<h1>What policies do with a load</h1><ul class="facts">{facts}</ul>{remarks}'
+        f'<h2>Plots</h2><div class="plots">{"".join(_plots(runs, targets))}</div>'
+        f"<h2>Figures</h2>{''.join(map(_table, sections(report)))}</body></html>\n"
     )
+
+
+def _table(section: Section) -> str:
+    rows = "".join(f"<tr>{_cells('td', row)}</tr>" for row in section.rows)
+    note = f'<p class="note">{escape(section.note)}</p>' if section.note else ""
+    return (
+        f'<div class="wide"><table><thead><tr>{_cells("th", section.head)}</tr></thead>'
+        f"<tbody>{rows}</tbody></table></div>{note}<p></p>"
+    )
+
+
+def _cells(kind: str, row: Sequence[str]) -> str:
+    return "".join(f"<{kind}>{escape(cell)}</{kind}>" for cell in row)
 
 
 def _plots(runs: Sequence[Run], targets: Targets) -> list[str]:
@@ -72,12 +98,7 @@ def _plots(runs: Sequence[Run], targets: Targets) -> list[str]:
             [_by_time(run, run.steps.held_blocks / run.config.num_blocks) for run in runs],
         ),
         *_of_tenants(runs),
-        plot(
-            "Preemptions of a request",
-            "preemptions",
-            "share of requests with as many or fewer",
-            [_preemptions(run) for run in runs],
-        ),
+        *_preemptions(runs),
     ]
 
 
@@ -109,10 +130,17 @@ def _by_time(run: Run, values: np.ndarray[Any, Any]) -> Line:
     return over_time(run.name, steps.began_s, steps.took_s, values.astype(np.float64))
 
 
-def _preemptions(run: Run) -> Line:
-    counts = np.bincount(run.preemptions)
-    share = counts.cumsum() / counts.sum()
-    return Line(run.name, np.arange(len(counts), dtype=np.float64), share)
+def _preemptions(runs: Sequence[Run]) -> list[str]:
+    """How many requests had how many, if any had one."""
+    if not any(run.preemptions.any() for run in runs):
+        return []
+    lines = []
+    for run in runs:
+        counts = np.bincount(run.preemptions)
+        share = counts.cumsum() / counts.sum()
+        lines.append(Line(run.name, np.arange(len(counts), dtype=np.float64), share))
+    axes = "preemptions, or fewer", "share of requests"
+    return [plot("Preemptions of a request", *axes, lines)]
 
 
 def _of_tenants(runs: Sequence[Run]) -> list[str]:
@@ -128,7 +156,6 @@ def _of_tenants(runs: Sequence[Run]) -> list[str]:
             "s",
             "tokens so far",
             [_service(run, tenants, name) for name in largest],
-            has_legend=True,
         )
         for run in runs
     ]

@@ -11,10 +11,11 @@ import numpy as np
 
 from cadenza.simulator.run import FloatArray
 
-COLOURS = ("#1f6feb", "#d1242f", "#1a7f37", "#9a6700", "#8250df", "#bf3989", "#57606a")
+COLOURS = 7  # that the page's style names --c0, --c1, ...; beyond them lines are dashed
 _WIDTH, _HEIGHT = 460, 260
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 12, 12, 38
 _MOST_POINTS = 300
+_LEAST_STROKE, _STROKES = 1.4, 0.6
 _LEAST_WIDTH = 1e-6  # of an axis, as a share of its end
 
 
@@ -64,11 +65,10 @@ def plot(
     lines: Sequence[Line],
     *,
     log_x: bool = False,
-    has_legend: bool = False,
 ) -> str:
     """A figure with a caption, both axes named, y from 0 on; empty if there is nothing to show.
 
-    Lines have the colours of `legend`, of their own one if `has_legend`.
+    A line has the same colour in every plot where it has the same place.
     """
     lines = [_thinned(line) for line in lines]
     shown = [line for line in lines if len(line.x)]
@@ -76,21 +76,27 @@ def plot(
         return ""
     x_axis, y_axis = _axes(shown, log_x=log_x)
     marks = [*_grid(x_axis, y_axis), *_names(x, y)]
-    marks += [_path(line, rank, x_axis, y_axis) for rank, line in enumerate(lines)]
+    # Wider below narrower ones, so that of equal lines all are seen
+    widths = [_LEAST_STROKE + _STROKES * rank for rank in reversed(range(len(lines)))]
+    marks += [
+        _path(line, rank, width, x_axis, y_axis)
+        for rank, (line, width) in enumerate(zip(lines, widths, strict=True))
+    ]
     drawn = "".join(marks)
     return (
         f"<figure><figcaption>{escape(title)}</figcaption>"
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(title)}">'
-        f"{drawn}</svg>{legend([line.name for line in lines]) if has_legend else ''}</figure>"
+        f"{drawn}</svg>{_legend([line.name for line in lines])}</figure>"
     )
 
 
-def legend(names: Sequence[str]) -> str:
+def _legend(names: Sequence[str]) -> str:
     """Which colour is whose, in the order of the lines."""
-    return "".join(
-        f'<span class="key"><i style="background:{_colour(rank)}"></i>{escape(name)}</span>'
+    keys = "".join(
+        f'<span><i style="background:{_colour(rank)}"></i>{escape(name)}</span>'
         for rank, name in enumerate(names)
     )
+    return f'<div class="keys">{keys}</div>'
 
 
 def distribution_of(name: str, values: FloatArray) -> Line:
@@ -100,14 +106,16 @@ def distribution_of(name: str, values: FloatArray) -> Line:
 
 
 def over_time(name: str, time_s: FloatArray, took_s: FloatArray, values: FloatArray) -> Line:
-    """Means by time, of values that hold from `time_s` on for `took_s`."""
+    """Means by time, of values that hold from `time_s` on for `took_s`, and are 0 between."""
     if not len(time_s):
         return Line(name, time_s, values)
-    edges = np.linspace(0.0, float(time_s[-1] + took_s[-1]), _MOST_POINTS + 1)
-    bins = np.minimum(np.searchsorted(edges, time_s, side="right") - 1, _MOST_POINTS - 1)
-    weights = np.bincount(bins, took_s, _MOST_POINTS)
-    sums = np.bincount(bins, took_s * values, _MOST_POINTS)
-    means = np.divide(sums, weights, out=np.zeros(_MOST_POINTS), where=weights > 0)
+    ends_s = time_s + took_s
+    edges = np.linspace(0.0, float(ends_s[-1]), _MOST_POINTS + 1)
+    sums = (took_s * values).cumsum()
+    # The integral from the beginning on, where a value begins to hold and where it no longer does
+    known_s = np.stack((time_s, ends_s), axis=1).ravel()
+    integral = np.stack((sums - took_s * values, sums), axis=1).ravel()
+    means = np.diff(np.interp(edges, known_s, integral, left=0.0)) / np.diff(edges)
     return Line(name, edges[:-1], means)
 
 
@@ -154,19 +162,24 @@ def _names(x: str, y: str) -> list[str]:
     ]
 
 
-def _path(line: Line, rank: int, x_axis: _Axis, y_axis: _Axis) -> str:
+def _path(line: Line, rank: int, width: float, x_axis: _Axis, y_axis: _Axis) -> str:
     points = " ".join(
         f"{x_axis.at(x):.1f},{y_axis.at(y):.1f}"
         for x, y in zip(line.x.tolist(), line.y.tolist(), strict=True)
     )
     return (
-        f'<polyline fill="none" stroke="{_colour(rank)}" stroke-width="1.6" points="{points}">'
+        f'<polyline fill="none" style="stroke:{_colour(rank)}" stroke-width="{width:.2g}"'
+        f'{_dashes(rank)} points="{points}">'
         f"<title>{escape(line.name)}</title></polyline>"
     )
 
 
 def _colour(rank: int) -> str:
-    return COLOURS[rank % len(COLOURS)]
+    return f"var(--c{rank % COLOURS})"
+
+
+def _dashes(rank: int) -> str:
+    return ' stroke-dasharray="5 3"' if rank >= COLOURS else ""
 
 
 def _bottom() -> int:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import math
 import re
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -23,7 +25,8 @@ FORMATS = (
     "Mooncake JSONL (timestamp, input_length, output_length, hash_ids), "
     "Bailian JSONL (the same with chat_id), or a file of `cadenza serve --record`"
 )
-_MAX_BYTES = 4 << 30
+_MOST = 1 << 32  # characters
+_GZIP = b"\x1f\x8b"
 _MOMENT = re.compile(r"(.*?\d\d:\d\d:\d\d)(\.\d+)?(.*)")
 
 Row = Mapping[str, str]
@@ -47,22 +50,36 @@ class _Layout(NamedTuple):
 def read_trace(path: Path) -> Trace:
     """All requests of a file that got at least one token, in the order of arrival, from 0 s on.
 
+    The file may be compressed with gzip.
+
     Raises:
         SimulatorError: it cannot be read, is of no known format, or has a line that is wrong.
     """
-    try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise SimulatorError(f"{path} is larger than {_MAX_BYTES >> 30} GiB")
-        text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise SimulatorError(f"{path} cannot be read: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise SimulatorError(f"{path} is no text, so no trace") from error
+    text = _text(path)
     head = text.lstrip()[:1]
     if not head:
         raise SimulatorError(f"{path} is empty")
     trace = read_json_lines(str(path), text) if head == "{" else _read_csv(str(path), text)
     return _begun(trace)
+
+
+def _text(path: Path) -> str:
+    """What the file holds, unpacked; of a pipe what comes."""
+    try:
+        with path.open("rb") as file:
+            is_packed = file.peek(len(_GZIP))[: len(_GZIP)] == _GZIP
+            source = gzip.GzipFile(fileobj=file) if is_packed else file
+            with io.TextIOWrapper(source, encoding="utf-8-sig") as decoded:
+                text = decoded.read(_MOST + 1)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise SimulatorError(f"{path} cannot be unpacked: {error}") from error
+    except OSError as error:
+        raise SimulatorError(f"{path} cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise SimulatorError(f"{path} is no text in UTF-8, so no trace") from error
+    if len(text) > _MOST:
+        raise SimulatorError(f"{path} has more than {_MOST} characters; take a part of it")
+    return text
 
 
 def _begun(trace: Trace) -> Trace:

@@ -10,10 +10,24 @@ import numpy.typing as npt
 
 from cadenza.scheduler.config import SchedulerConfig
 from cadenza.scheduler.report import Statistics
-from cadenza.simulator.trace import Trace
+from cadenza.simulator.trace import Span, Trace
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
+
+# Of `Statistics`, those that count what has happened
+COUNTED = (
+    "steps",
+    "preemptions",
+    "swaps",
+    "computed_tokens",
+    "recomputed_tokens",
+    "generated_tokens",
+    "prefix_queries",
+    "prefix_hits",
+    "decisions_lost",
+    "policy_faults",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,16 +49,25 @@ class Tokens:
     request: IntArray  # index in the trace
     time_s: FloatArray
 
+    def part(self, span: Span, requests: slice) -> Tokens:
+        """Those of these requests that were sampled in this time, which begins anew."""
+        begin, end = np.searchsorted(self.time_s, span)
+        request, time_s = self.request[begin:end], self.time_s[begin:end]
+        own = (requests.start <= request) & (request < requests.stop)
+        return Tokens(request=request[own] - requests.start, time_s=time_s[own] - span.begin_s)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """A trace under a profile. Arrays by request have one element each, in the trace's order.
 
-    Times are from the trace's beginning; nan: it never came to that.
+    Times are from the trace's beginning; nan: it never came to that. Of a run that was measured for
+    a while only, all of it is that while's: requests that arrived in it, steps that began in it.
     """
 
     name: str  # of the profile
     trace: Trace
+    parts: Sequence[int]  # requests of each seed, where there are several
     config: SchedulerConfig
     admitted_s: FloatArray  # first seat
     first_s: FloatArray  # token
@@ -52,12 +75,11 @@ class Run:
     generated: IntArray  # tokens
     longest_gap_s: FloatArray  # between two tokens; nan with fewer
     preemptions: IntArray
-    cached_tokens: IntArray  # at the first admission
     refused: Sequence[tuple[int, str]]  # requests that could not run at all, and why
     failed: Sequence[int]  # requests that the watchdog gave up
     causes: dict[str, int]  # of preemptions -> how often
     swapped_tokens: int  # that were copied to the host, in whole blocks
-    statistics: Statistics  # at the end
+    statistics: Statistics  # at the end; what `COUNTED` names, since the beginning
     steps: Steps
     tokens: Tokens
 

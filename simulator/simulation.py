@@ -21,7 +21,7 @@ from cadenza.simulator.engine import Engine
 from cadenza.simulator.errors import SimulatorError
 from cadenza.simulator.journal import Journal
 from cadenza.simulator.run import Run
-from cadenza.simulator.trace import Prompts, Trace
+from cadenza.simulator.trace import WHOLE, Prompts, Span, Trace
 
 EOS = 0  # no prompt has it
 _IDLE_S = 0.001  # until a scheduler that keeps everybody out is asked again
@@ -43,6 +43,7 @@ class Simulation:
         engine: Engine,
         *,
         max_tokens: int = 0,
+        measured: Span = WHOLE,
     ) -> None:
         """Prepare a run.
 
@@ -53,6 +54,7 @@ class Simulation:
             profile: whose policies decide; fresh, as they remember.
             engine: what executes plans; fresh, as its clock has to be at 0.
             max_tokens: that requests ask for whose trace does not say it; 0: what they get.
+            measured: what the run is to tell of; all of the trace is replayed in any case.
 
         Raises:
             SimulatorError: the trace is longer than the clock can be exact for.
@@ -68,7 +70,7 @@ class Simulation:
         num = len(trace.requests)
         self._own = np.array([self._prompts.own(index) for index in range(num)], dtype=np.int32)
         self._wanted = trace.output_tokens
-        self._journal = Journal(trace)
+        self._journal = Journal(trace, measured)
         self._num_arrived = 0
 
     def run(self, on_progress: Progress | None = None) -> Run:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,32 +13,44 @@ from cadenza.simulator.comparison import compare, nothing_queued
 from cadenza.simulator.machines import LIMITS, Machine
 from cadenza.simulator.run import Run
 from cadenza.simulator.summary import HARDLY_QUEUED, Targets, distribution, plain, summary
-from cadenza.simulator.trace import Trace
+from cadenza.simulator.trace import WHOLE, Span, Trace
 
 FORMAT, VERSION = "cadenza-simulation", 1
 
 
-def report(
-    runs: Sequence[Run], machine: Machine, targets: Targets, *, seed: int, max_tokens: int
-) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """What was tried beside policies."""
+
+    trace: Trace  # with the first seed
+    machine: Machine
+    targets: Targets
+    seed: int = 0  # the first
+    seeds: int = 1
+    measured: Span = WHOLE  # of the trace; figures are of this time alone
+    max_tokens: int = 0  # that requests asked for whose trace does not say it
+
+
+def report(runs: Sequence[Run], study: Study) -> dict[str, Any]:
     """All figures, in terms of JSON. The first run is the one that others are compared with.
 
-    `seed` and `max_tokens` are those of the runs. Nothing in it depends on when, where or how fast
-    it was made.
+    Nothing in it depends on when, where or how fast it was made.
     """
-    trace, config = runs[0].trace, runs[0].config
+    machine, targets = study.machine, study.targets
     return {
         "format": FORMAT,
         "version": VERSION,
-        "trace": _trace(trace),
+        "trace": _trace(study.trace),
         "machine": {"name": machine.name, "source": machine.source},
-        "limits": _limits(config),
-        "max_tokens": max_tokens,
+        "limits": _limits(runs[0].config),
+        "max_tokens": study.max_tokens,
         "targets": plain({"ttft_s": targets.ttft_s, "tpot_s": targets.tpot_s}),
-        "seed": seed,
-        "recorded": recorded(trace),
+        "seed": study.seed,
+        "seeds": study.seeds,
+        "measured": None if study.measured == WHOLE else plain([*study.measured]),
+        "recorded": recorded(study.trace, study.measured),
         "profiles": [summary(run, targets) for run in runs],
-        "comparisons": [compare(runs[0], other, targets, seed) for other in runs[1:]],
+        "comparisons": [compare(runs[0], other, targets, study.seed) for other in runs[1:]],
         "remarks": remarks(runs, machine),
     }
 
@@ -71,14 +84,15 @@ def remarks(runs: Sequence[Run], machine: Machine) -> list[str]:
     return said
 
 
-def recorded(trace: Trace) -> dict[str, Any] | None:
+def recorded(trace: Trace, measured: Span = WHOLE) -> dict[str, Any] | None:
     """What became of the requests where the trace was recorded; None: it does not say."""
-    known = [each.recorded for each in trace.requests if each.recorded is not None]
+    requests = trace.requests[trace.within(measured)]
+    known = [each.recorded for each in requests if each.recorded is not None]
     if not known:
         return None
     ttft_s = np.array([each.ttft_s for each in known])
     e2e_s = np.array([each.e2e_s for each in known])
-    further = np.array([each.output_tokens - 1 for each in trace.requests if each.recorded])
+    further = np.array([each.output_tokens - 1 for each in requests if each.recorded])
     tpot_s = np.where(further > 0, (e2e_s - ttft_s) / np.maximum(further, 1), np.nan)
     told: dict[str, Any] = plain(
         {
@@ -86,7 +100,7 @@ def recorded(trace: Trace) -> dict[str, Any] | None:
             "ttft_s": distribution(ttft_s),
             "tpot_s": distribution(tpot_s),
             "e2e_s": distribution(e2e_s),
-            "preemptions": sum(each.preemptions for each in known),
+            "preemptions": {"all": sum(each.preemptions for each in known)},
         }
     )
     return told

@@ -39,6 +39,19 @@ class TraceRequest(NamedTuple):
     recorded: Recorded | None = None
 
 
+class Span(NamedTuple):
+    """A while of a trace, its end not in it."""
+
+    begin_s: float
+    end_s: float
+
+    def holds(self, time_s: float) -> bool:
+        return self.begin_s <= time_s < self.end_s
+
+
+WHOLE = Span(0.0, math.inf)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Trace:
     """Requests in the order in which they arrive; a block's name stands for all before it, too."""
@@ -64,20 +77,32 @@ class Trace:
         """From its beginning to the last arrival."""
         return self.requests[-1].arrival_s if self.requests else 0.0
 
-    def window(self, begin_s: float, end_s: float) -> Trace:
-        """Those that arrive from `begin_s` on and before `end_s`, which begin a trace of their own.
+    def window(self, span: Span) -> Trace:
+        """Those that arrive in it, which begin a trace of their own.
 
         Raises:
             SimulatorError: there are none.
         """
-        kept = [each for each in self.requests if begin_s <= each.arrival_s < end_s]
-        if not kept:
+        kept = self.within(span)
+        if kept.start == kept.stop:
             raise SimulatorError(
-                f"no request of {self.source} arrives from {begin_s:g} to {end_s:g} s; "
+                f"no request of {self.source} arrives from {span.begin_s:g} to {span.end_s:g} s; "
                 f"the last of {len(self.requests)} arrives at {self.span_s:g} s"
             )
-        moved = [each._replace(arrival_s=each.arrival_s - begin_s) for each in kept]
-        return self._changed(moved, f"from {begin_s:g} to {end_s:g} s")
+        cut = self.part(kept, span.begin_s)
+        return cut._changed(cut.requests, f"from {span.begin_s:g} to {span.end_s:g} s")
+
+    def within(self, span: Span) -> slice:
+        """Which requests arrive in this time."""
+        first, end = np.searchsorted(self.arrival_s, span).tolist()
+        return slice(first, end)
+
+    def part(self, requests: slice, begin_s: float) -> Trace:
+        """These requests alone, all of them so much earlier."""
+        moved = [
+            each._replace(arrival_s=each.arrival_s - begin_s) for each in self.requests[requests]
+        ]
+        return replace(self, requests=moved)
 
     def stretched(self, factor: float) -> Trace:
         """All times so many times as long, which keeps the shape of bursts.

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from cadenza.cli import simulate
 from cadenza.cli.main import main
 
 LOAD = "synthetic:requests=60,rate=30,prompt=60,output=20,tenants=3,prefixes=2,prefix=64"
@@ -58,6 +59,60 @@ def test_a_profile_may_be_a_file(tmp_path: Path):
     assert [each["profile"] for each in told["profiles"]] == ["mine"]
 
 
+def test_files_of_one_name_are_told_apart(tmp_path: Path):
+    paths = []
+    for folder, order in (("a", "hrrn"), ("b", "edf")):
+        (tmp_path / folder).mkdir()
+        paths.append(tmp_path / folder / "mine.toml")
+        paths[-1].write_text(f'[decisions]\norder = "{order}"\n')
+
+    profiles = [argument for path in paths for argument in ("--profile", str(path))]
+    told = figures_of(tmp_path / "told.json", *profiles)
+
+    assert [each["profile"] for each in told["profiles"]] == [*map(str, paths)]
+
+
+def test_several_seeds_are_told_of_as_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    profiles = ("--profile", "fcfs", "--profile", "fair-share")
+    told = figures_of(tmp_path / "told.json", *profiles, "--seed", "3", "--seeds", "4")
+    third = figures_of(tmp_path / "third.json", *profiles, "--seed", "5")
+
+    assert (told["seed"], told["seeds"]) == (3, 4)
+    assert told["profiles"][0]["requests"] == 240
+    assert told["profiles"][0]["ttft_s"]["max"] >= third["profiles"][0]["ttft_s"]["max"]
+    output = capsys.readouterr().out
+    assert "with each of 4 seeds" in output
+    assert "95 % over 4 seeds" in output
+
+
+def test_figures_may_be_those_of_a_while(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    whole = figures_of(tmp_path / "whole.json")
+    told = figures_of(tmp_path / "told.json", "--measure", "0.5:1.5")
+
+    assert told["measured"] == [0.5, 1.5]
+    assert whole["measured"] is None
+    assert told["trace"] == whole["trace"]
+    assert 0 < told["profiles"][0]["requests"] < 60
+    assert told["profiles"][0]["span_s"] == pytest.approx(1, abs=0.1)
+    assert "measured from 0.5 s to 1.5 s" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_ctrl_c_ends_it_without_a_word(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], late: bool
+):
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    if late:
+        monkeypatch.setattr(simulate, "report", interrupt)
+    else:
+        monkeypatch.setattr(simulate.Simulation, "run", interrupt)
+
+    assert status_of(LOAD, *SMALL) == 130
+    assert "Traceback" not in capsys.readouterr().err
+
+
 def test_a_preset_has_its_watermark_unless_a_flag_says_another(tmp_path: Path):
     vllm_like = ("--profile", "vllm-like")
     own = figures_of(tmp_path / "own.json", *vllm_like)
@@ -71,19 +126,20 @@ def test_a_preset_has_its_watermark_unless_a_flag_says_another(tmp_path: Path):
 def test_same_seed_same_bytes_whatever_the_hashes(tmp_path: Path):
     written = []
     for hash_seed in ("1", "2"):
-        path = tmp_path / f"{hash_seed}.json"
+        paths = [tmp_path / f"{hash_seed}.{kind}" for kind in ("json", "html")]
         command = [sys.executable, "-P", "-m", "cadenza.cli", "simulate", LOAD, *SMALL]
-        profiles = ("--profile", "fair-share", "--profile", "prefix-aware", "--seed", "7")
-        subprocess.run(
-            [*command, *profiles, "--json", str(path)],
+        chosen = ("--profile", "fair-share", "--profile", "prefix-aware", "--policy", "order=hrrn")
+        done = subprocess.run(
+            [*command, *chosen, "--seed", "7", "--json", str(paths[0]), "--html", str(paths[1])],
             check=True,
             capture_output=True,
             timeout=60,
             env={**os.environ, "PYTHONHASHSEED": hash_seed},
         )
-        written.append(path.read_bytes())
+        written.append([done.stdout, *(path.read_bytes() for path in paths)])
 
     assert written[0] == written[1]
+    assert all(written[0])
 
 
 def test_a_trace_is_cut_then_stretched(tmp_path: Path):
@@ -120,6 +176,15 @@ def test_a_trace_is_cut_then_stretched(tmp_path: Path):
         ([LOAD, "--like", "ftp:x"], "ftp:x is no address such as http://127.0.0.1:8000"),
         ([LOAD, "--watermark", "1.5"], "watermark 1.5 is no share"),
         ([LOAD, *SMALL, "--json", "/nowhere/told.json"], "/nowhere/told.json cannot be written"),
+        ([LOAD, *SMALL, "--json", "a", "--html", "a"], "a cannot be both"),
+        ([LOAD, *SMALL, "--html", "/proc/told"], "/proc/told cannot be written"),
+        ([LOAD, "--window", "-1:5"], "not of the form BEGIN:END, in seconds from 0 on"),
+        ([LOAD, "--measure", "5"], "--measure 5 is not of the form BEGIN:END"),
+        ([LOAD, "--measure", "900:"], "no request of synthetic"),
+        (["/dev/null", "--seeds", "2"], "/dev/null is the same with any seed"),
+        (["/dev/null"], "/dev/null is empty"),
+        (["/tmp"], "/tmp cannot be read: Is a directory"),
+        ([LOAD, "--like", "http://127.0.0.1:9"], "nothing answers at http://127.0.0.1:9"),
     ],
 )
 def test_what_cannot_be_is_told(

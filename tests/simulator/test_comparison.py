@@ -9,12 +9,11 @@ import pytest
 
 from cadenza.policies.profile import Profile
 from cadenza.simulator.comparison import RESAMPLES, WINDOWS, Resampling, compare
-from cadenza.simulator.study import report
 from cadenza.simulator.summary import Targets
 from cadenza.simulator.synthetic import Shape, synthetic
 from cadenza.simulator.table import table
 from cadenza.simulator.trace import Recorded, TraceRequest
-from tests.simulator.traces import STEADY, run_of, trace_of
+from tests.simulator.traces import run_of, told_of, trace_of
 
 BUSY = synthetic(Shape(requests=200, rate=60, prompt=30, output=10, tail=1), 1)
 IDLE = synthetic(Shape(requests=40, rate=1, prompt=30, output=4), 1)
@@ -53,7 +52,7 @@ def test_a_percentile_of_a_draw_is_that_of_the_runs():
     values = np.random.default_rng(1).exponential(size=100)
     known = np.arange(100) % 7 > 0
     draws = np.random.default_rng(3).integers(WINDOWS, size=(RESAMPLES, WINDOWS))
-    found = Resampling(100, 3).p99s(values, known)
+    found = Resampling((100,), 3).p99s(values, known)
 
     for rank in (0, RESAMPLES - 1):
         drawn = [
@@ -73,15 +72,16 @@ def test_intervals_go_by_the_seed():
 
 def test_policies_tie_where_nothing_queued_and_the_report_says_so():
     runs = [run_of(IDLE, num_blocks=512, max_model_len=1024), shortest(IDLE)]
-    told = report(runs, STEADY, TARGETS, seed=0, max_tokens=0)
+    told = told_of(runs, TARGETS)
 
     assert told["comparisons"][0]["ties_because_nothing_queued"]
     assert "policies tie because nothing queued" in table(told)
+    assert "they tie because nothing queued" in table(told)
 
 
 def test_a_report_is_json_and_its_table_shows_each_profile():
     runs = [run_of(BUSY, num_blocks=512, max_model_len=1024), shortest(BUSY)]
-    told = report(runs, STEADY, TARGETS, seed=0, max_tokens=0)
+    told = told_of(runs, TARGETS)
     text = table(told)
 
     assert json.loads(json.dumps(told, allow_nan=False)) == told
@@ -95,9 +95,9 @@ def test_what_was_recorded_stands_beside_what_is_simulated():
         TraceRequest(0.0, 8, 3, recorded=Recorded(0.25, 0.75, 2)),
         TraceRequest(0.0, 8, 3, recorded=Recorded(0.75, 1.25, 0)),
     )
-    told = report([run_of(trace)], STEADY, TARGETS, seed=0, max_tokens=0)
+    told = told_of([run_of(trace)], TARGETS)
 
     assert told["recorded"]["ttft_s"]["mean"] == 0.5
     assert told["recorded"]["tpot_s"]["mean"] == 0.25
-    assert told["recorded"]["preemptions"] == 2
+    assert told["recorded"]["preemptions"]["all"] == 2
     assert "recorded" in table(told).splitlines()[5]

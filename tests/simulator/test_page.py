@@ -12,11 +12,10 @@ from cadenza.policies.profile import Profile
 from cadenza.simulator.page import page
 from cadenza.simulator.plots import Line, over_time, plot
 from cadenza.simulator.run import Run
-from cadenza.simulator.study import report
 from cadenza.simulator.summary import Targets
 from cadenza.simulator.synthetic import Shape, synthetic
 from cadenza.simulator.trace import TraceRequest
-from tests.simulator.traces import STEADY, run_of, trace_of
+from tests.simulator.traces import run_of, told_of, trace_of
 
 TARGETS = Targets(ttft_s=0.5, tpot_s=0.1)
 
@@ -32,7 +31,7 @@ def runs() -> list[Run]:
 
 
 def page_of(runs: list[Run]) -> str:
-    return page(report(runs, STEADY, TARGETS, seed=0, max_tokens=0), runs, TARGETS)
+    return page(told_of(runs, TARGETS), runs, TARGETS)
 
 
 def test_it_loads_nothing(runs: list[Run]):
@@ -49,7 +48,7 @@ def test_it_is_well_formed_and_escapes_names(runs: list[Run]):
 
     tree = ElementTree.fromstring(text)
     captions = [each.text for each in tree.iter("figcaption")]
-    assert len(captions) == 10
+    assert len(captions) == 9
     assert "Output tokens by tenant, <fair & square>" in captions
 
 
@@ -69,6 +68,14 @@ def test_points_lie_within_the_figure(runs: list[Run]):
         assert (pairs[:, 1] <= 260).all()
 
 
+def test_preemptions_are_shown_if_there_are_any():
+    trace = trace_of(*(TraceRequest(0.0, 16, 40, max_tokens=40) for _ in range(4)))
+    profile = Profile({"reserve_blocks": "none", "choose_preemption": "recompute"})
+
+    assert "Preemptions of a request" in page_of([run_of(trace, profile, num_blocks=32)])
+    assert "Preemptions of a request" not in page_of([run_of(trace, num_blocks=256)])
+
+
 def test_it_is_the_same_for_the_same_runs(runs: list[Run]):
     assert page_of(runs) == page_of(runs)
 
@@ -86,8 +93,16 @@ def test_requests_that_cannot_run_make_a_page():
 def test_a_mean_over_time_weighs_by_duration():
     line = over_time("x", np.array([0.0, 1.0]), np.array([1.0, 299.0]), np.array([5.0, 2.0]))
 
-    assert line.y[0] == 5
-    assert line.y[1] == 2
+    assert line.y[0] == pytest.approx(5)
+    assert line.y[1:].tolist() == pytest.approx([2.0] * 299)
+
+
+def test_a_mean_over_time_is_0_while_nothing_happens():
+    line = over_time("x", np.array([30.0, 200.0]), np.array([60.0, 100.0]), np.array([5.0, 2.0]))
+
+    assert line.y[[0, 29, 30, 89, 90, 199, 200, 299]].tolist() == pytest.approx(
+        [0, 0, 5, 5, 0, 0, 2, 2]
+    )
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
+import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -23,14 +26,16 @@ def lines(*values: object) -> str:
     return "".join(json.dumps(value) + "\n" for value in values)
 
 
+AZURE = (
+    "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+    "2023-11-16 18:17:04.0319600,3180,8\n"
+    "2023-11-16 18:17:03.9799600,4808,10\n"
+    "2023-11-16 18:17:05,5,1\n"
+)
+
+
 def test_azure_is_sorted_and_begins_at_0(tmp_path: Path):
-    trace = read(
-        tmp_path,
-        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
-        "2023-11-16 18:17:04.0319600,3180,8\n"
-        "2023-11-16 18:17:03.9799600,4808,10\n"
-        "2023-11-16 18:17:05,5,1\n",
-    )
+    trace = read(tmp_path, AZURE)
 
     assert trace.kind == "Azure"
     assert [each.prompt_tokens for each in trace.requests] == [4808, 3180, 5]
@@ -211,8 +216,42 @@ def test_a_file_that_is_not_there_is_told(tmp_path: Path):
         read_trace(tmp_path / "missing")
 
 
-def test_what_is_no_text_is_told(tmp_path: Path):
-    (tmp_path / "x").write_bytes(b"\xff\xfe\x00")
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"\xff\xfe\x00", "no text in UTF-8"),
+        (gzip.compress(AZURE.encode())[:-9], "cannot be unpacked"),
+        (b"\x1f\x8bnonsense", "cannot be unpacked"),
+        (gzip.compress(b"\xff"), "no text in UTF-8"),
+        (gzip.compress(b""), "is empty"),
+    ],
+)
+def test_what_is_no_text_is_told(tmp_path: Path, content: bytes, said: str):
+    (tmp_path / "x").write_bytes(content)
 
-    with pytest.raises(SimulatorError, match="no text"):
+    with pytest.raises(SimulatorError, match=said):
         read_trace(tmp_path / "x")
+
+
+def test_what_is_packed_is_unpacked_whatever_its_name(tmp_path: Path):
+    (tmp_path / "x.csv").write_bytes(gzip.compress(AZURE.encode()))
+
+    assert len(read_trace(tmp_path / "x.csv").requests) == 3
+
+
+@pytest.mark.parametrize("end", ["\r\n", "\r"])
+def test_lines_may_end_otherwise(tmp_path: Path, end: str):
+    for name, text in (("csv", AZURE), ("jsonl", lines(HEAD, RECORD))):
+        (tmp_path / name).write_bytes(text.replace("\n", end).encode("utf-8-sig"))
+
+        assert read_trace(tmp_path / name).requests
+
+
+def test_a_pipe_is_read_to_its_end(tmp_path: Path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=lambda: pipe.write_text(AZURE))
+    writer.start()
+
+    assert len(read_trace(pipe).requests) == 3
+    writer.join()

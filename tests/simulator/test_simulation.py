@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,7 @@ from cadenza.policies.profile import Profile
 from cadenza.simulator.machines import Machine
 from cadenza.simulator.step_time import StepTime
 from cadenza.simulator.synthetic import Shape, synthetic
-from cadenza.simulator.trace import TraceRequest
+from cadenza.simulator.trace import Span, TraceRequest
 from tests.simulator.traces import run_of, trace_of
 
 
@@ -63,13 +65,13 @@ def test_equal_blocks_are_found_in_the_cache():
 
     run = run_of(trace_of(first, same, other))
 
-    assert run.cached_tokens.tolist() == [0, 12, 4]
+    assert run.steps.tokens.tolist() == [18, 18 - 12, 18 - 4]
 
 
 def test_what_is_a_requests_own_is_found_by_nobody():
     run = run_of(trace_of(TraceRequest(0.0, 18, 1), TraceRequest(1.0, 18, 1)))
 
-    assert run.cached_tokens.tolist() == [0, 0]
+    assert run.steps.tokens.tolist() == [18, 18]
 
 
 def test_short_memory_preempts_and_loses_nothing():
@@ -134,3 +136,28 @@ def test_an_order_decides_once_somebody_waits():
 
     assert fcfs.admitted_s[2] > fcfs.admitted_s[1]
     assert shortest.admitted_s[2] < shortest.admitted_s[1]
+
+
+def test_a_while_is_measured_and_all_of_the_trace_replayed():
+    trace = trace_of(*(TraceRequest(0.01 * rank, 8, 4) for rank in range(40)))
+    whole, part = run_of(trace), run_of(trace, measured=Span(0.095, 0.295))
+
+    assert len(part.trace.requests) == 20
+    assert part.ttft_s.tolist() == pytest.approx(whole.ttft_s[10:30].tolist())
+    assert part.e2e_s.tolist() == pytest.approx(whole.e2e_s[10:30].tolist())
+    assert part.is_whole.all()
+    assert part.span_s == pytest.approx(0.205)
+    assert part.queued_s < whole.queued_s
+    sampled = (whole.tokens.time_s > 0.105) & (whole.tokens.time_s < 0.305)
+    assert part.statistics.generated_tokens == sampled.sum() < 160
+    assert part.statistics.steps == len(part.steps.took_s) == 20
+    assert (part.tokens.time_s >= 0).all()
+    assert (part.tokens.time_s < 0.2).all()
+
+
+def test_what_is_not_measured_is_not_told_of():
+    endless = TraceRequest(0.0, 500, 3)
+    run = run_of(trace_of(endless, TraceRequest(0.5, 8, 3)), measured=Span(0.4, math.inf))
+
+    assert run.refused == []
+    assert run.e2e_s.tolist() == pytest.approx([0.03])

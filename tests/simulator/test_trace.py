@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cadenza.simulator.errors import SimulatorError
-from cadenza.simulator.trace import Prompts, TraceRequest
+from cadenza.simulator.trace import Prompts, Span, TraceRequest
 from tests.simulator.traces import trace_of
 
 FOUR = trace_of(*(TraceRequest(float(time), 10, 2) for time in (0, 1, 1, 3)))
@@ -17,12 +17,12 @@ def times(trace: object) -> list[float]:
 
 
 def test_a_window_begins_at_0():
-    assert times(FOUR.window(1, 3)) == [0, 0]
+    assert times(FOUR.window(Span(1, 3))) == [0, 0]
 
 
 def test_an_empty_window_says_where_the_requests_are():
     with pytest.raises(SimulatorError, match="the last of 4 arrives at 3 s"):
-        FOUR.window(10, 20)
+        FOUR.window(Span(10, 20))
 
 
 def test_stretching_keeps_the_shape():
@@ -43,7 +43,7 @@ def test_jitter_stays_before_the_next_time_and_goes_by_its_seed():
 
 
 def test_a_trace_tells_what_was_done_to_it():
-    assert FOUR.window(0, 2).first(1).stretched(2).notes == (
+    assert FOUR.window(Span(0, 2)).first(1).stretched(2).notes == (
         "from 0 to 2 s",
         "the first 1",
         "time stretched 2 times",

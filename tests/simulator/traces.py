@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from cadenza.policies.profile import Profile
@@ -11,7 +12,9 @@ from cadenza.simulator.machines import Machine
 from cadenza.simulator.run import Run
 from cadenza.simulator.simulation import EOS, Simulation
 from cadenza.simulator.step_time import StepTime
-from cadenza.simulator.trace import Trace, TraceRequest
+from cadenza.simulator.study import Study, report
+from cadenza.simulator.summary import Targets
+from cadenza.simulator.trace import WHOLE, Span, Trace, TraceRequest
 
 STEADY = Machine(name="steady", source="tests", step_time=StepTime(fixed_s=0.01))
 
@@ -40,11 +43,23 @@ def run_of(
     *,
     name: str = "fcfs",
     max_tokens: int = 0,
+    measured: Span = WHOLE,
     **given: Any,
 ) -> Run:
     config = limits(**given)
     engine = VirtualEngine(machine, config.block_size)
     simulation = Simulation(
-        name, trace, config, profile or Profile(), engine, max_tokens=max_tokens
+        name,
+        trace,
+        config,
+        profile or Profile(),
+        engine,
+        max_tokens=max_tokens,
+        measured=measured,
     )
     return simulation.run()
+
+
+def told_of(runs: Sequence[Run], targets: Targets) -> dict[str, Any]:
+    """The report of runs of one trace."""
+    return report(runs, Study(trace=runs[0].trace, machine=STEADY, targets=targets))
