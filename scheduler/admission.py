@@ -81,10 +81,10 @@ class Admission:
         self, plan: PlanBuilder, budget: Budget, candidates: Candidates, first: int
     ) -> None:
         """Admit who still may enter of those from `first` on."""
-        stores, table = self._stores, self._stores.table
+        stores = self._stores
         keep, promised = candidates.keep, budget.promised
         kept = keep[first]
-        for rank, candidate in enumerate(candidates.since(first, table.free_seats), first):
+        for rank, candidate in enumerate(candidates.since(first), first):
             if self._is_over(plan):
                 break
             entry = self._entry(candidate, plan)

@@ -13,6 +13,8 @@ from cadenza.scheduler.prefix_index import Blocks
 from cadenza.scheduler.request import Request
 from cadenza.scheduler.table import RequestTable, Rows
 
+_AT_ONCE = 16  # candidates, before twice as many
+
 
 class Candidate(NamedTuple):
     """A waiting row, its columns in plain numbers, as admission reads each several times."""
@@ -57,8 +59,15 @@ class Candidates:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def plain(self, first: int, end: int) -> Iterator[Candidate]:
-        """Those from `first` to before `end`, one by one."""
+    def since(self, first: int) -> Iterator[Candidate]:
+        """Those from `first` on, one by one; nobody is looked at long before it is asked for."""
+        size = _AT_ONCE
+        while first < len(self):
+            yield from self._plain(first, first + size)
+            first, size = first + size, 2 * size
+
+    def _plain(self, first: int, end: int) -> Iterator[Candidate]:
+        """Those from `first` to before `end`."""
         table, rows = self._table, self.rows[first:end]
         choices, num_tokens = table.choices[rows], table.num_tokens[rows]
         blocks = -(-num_tokens // table.block_size)
@@ -77,10 +86,3 @@ class Candidates:
         plain, numbers = rows.tolist(), [column.tolist() for column in columns]
         cold = map(table.cold, plain)
         return map(Candidate._make, zip(plain, cold, *numbers, tails, strict=False))
-
-    def since(self, first: int, num_likely: int) -> Iterator[Candidate]:
-        """`plain` from `first` on. Those behind `num_likely` are looked at only if needed."""
-        middle = first + num_likely
-        yield from self.plain(first, middle)
-        if middle < len(self):
-            yield from self.plain(middle, len(self))

@@ -37,7 +37,7 @@ def vanguard(
     pool, size = stores.pool, stores.table.block_size
     left = pool.num_available - stores.watermark - promised
     group: list[tuple[Candidate, Entry]] = []
-    for candidate, kept in zip(candidates.plain(0, num), candidates.keep[1:], strict=False):
+    for kept, candidate in zip(candidates.keep[1 : num + 1], candidates.since(0), strict=False):
         entry, found = COLD, stores.prefixes.found(candidate.row)
         left -= candidate.blocks
         if len(found):  # what others hold costs nothing

@@ -52,7 +52,7 @@ class Stage:
         return blocks.tolist()
 
     def candidate(self, row: int) -> Candidate:
-        return next(self.candidates(row).plain(0, 1))
+        return next(self.candidates(row).since(0))
 
     def candidates(self, *rows: int) -> Candidates:
         places = np.array(rows, dtype=np.intp)
@@ -82,15 +82,18 @@ def ids(*tokens: int) -> np.ndarray:
     return np.array(tokens, dtype=np.int32)
 
 
-@pytest.mark.parametrize("num_likely", range(4))
-def test_candidates_are_the_rows_in_their_order_in_plain_numbers(num_likely: int):
+@pytest.mark.parametrize("at_once", range(1, 4))
+def test_candidates_are_the_rows_in_their_order_in_plain_numbers(
+    monkeypatch: pytest.MonkeyPatch, at_once: int
+):
+    monkeypatch.setattr("cadenza.scheduler.candidates._AT_ONCE", at_once)
     stage = Stage()
     first = stage.wait(1, 1, 2, 3, 4, 5)
     second = stage.wait(2, 6, credit=7)
     table = stage.stores.table
     table.admission[first] = 3
 
-    candidates = list(stage.candidates(second, first).since(0, num_likely))
+    candidates = list(stage.candidates(second, first).since(0))
 
     assert candidates == [
         Candidate(second, table.cold(second), 1, -1, 1, 0.0, 1, 1, 0),
@@ -98,7 +101,7 @@ def test_candidates_are_the_rows_in_their_order_in_plain_numbers(num_likely: int
     ]
     plain = [number for each in candidates for number in (each[0], *each[2:])]
     assert {type(number) for number in plain} == {int, float}
-    assert not list(stage.candidates().since(0, num_likely))
+    assert not list(stage.candidates().since(0))
 
 
 @pytest.mark.parametrize(("length", "tails"), [(1, 2), (3, 2), (4, 3), (5, 2), (8, 3)])
