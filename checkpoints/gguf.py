@@ -69,6 +69,11 @@ class GgufFile:
         self.tensors = tensors
         self._mapped = mapped
 
+    @property
+    def stored(self) -> npt.NDArray[np.uint8]:
+        """All bytes of the file, read-only and not copied."""
+        return self._mapped
+
     def data(self, name: str) -> npt.NDArray[np.uint8]:
         """Return the stored bytes of one tensor, [num_bytes], read-only and not copied.
 

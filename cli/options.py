@@ -220,6 +220,9 @@ class ServeOptions(PolicyOptions):
     max_model_len: Annotated[int | None, Model, Positive] = None
     """Prompt and output tokens of a request at most; default: what the model was trained for."""
 
+    weight_cache: Annotated[float, Model, Gibibytes] = 4.0
+    """GiB on disk for dequantised weights of GGUF files, which later starts read; 0: none."""
+
     threads: Annotated[int | None, Model, Threads] = None
     """CPU threads of the engine; default: one a core."""
 

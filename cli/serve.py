@@ -192,6 +192,7 @@ def _front_config(located: Located, options: ServeOptions) -> FrontConfig:
             dtype=options.dtype,
             quantization=options.quantization,
             max_model_len=options.max_model_len,
+            weight_cache_bytes=int(options.weight_cache * (1 << 30)),
             block_size=options.block_size,
             num_blocks=options.num_gpu_blocks_override,
             kv_cache_bytes=options.kv_cache_memory_bytes,

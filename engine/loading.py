@@ -22,6 +22,7 @@ from cadenza.engine.models import (
     config_from_folder,
     config_from_gguf,
     folder_architecture,
+    kept,
     load_decoder,
     load_transformers_model,
     transformers_model_config,
@@ -37,13 +38,15 @@ def load_model(
     progress: ProgressCallback,
     max_model_len: int | None = None,
     quantization: str = "none",
+    cache_bytes: int = 0,
 ) -> Model:
     """Load a GGUF file or a Hugging Face folder; families that are not ours, by transformers.
 
     device: "auto", "cpu" or "cuda"; dtype: "auto", "float32" or "bfloat16"; max_model_len: tokens
-    that are asked for, None: what the model was made for; quantization: "none" or "int8". Raises
-    CheckpointError when the checkpoint is not usable, ValueError for a device, dtype or
-    quantization that is unknown or not there.
+    that are asked for, None: what the model was made for; quantization: "none" or "int8";
+    cache_bytes: that dequantised weights may take on disk, see `kept`. Raises CheckpointError when
+    the checkpoint is not usable, ValueError for a device, dtype or quantization that is unknown or
+    not there.
     """
     resolved_device = resolve_device(device)
     named_dtype = named(dtype)
@@ -53,9 +56,10 @@ def load_model(
     resolved_dtype = named_dtype or best_dtype(resolved_device, source)
     with torch.inference_mode():
         if isinstance(config, DecoderConfig):
-            return load_decoder(
-                config, source, resolved_dtype, resolved_device, progress, int8=int8
-            )
+            with kept(source, resolved_dtype, cache_bytes) as weights:
+                return load_decoder(
+                    config, weights, resolved_dtype, resolved_device, progress, int8=int8
+                )
         if int8:
             raise ValueError(
                 "quantization is int8, which only models with layers of our own have; those of"

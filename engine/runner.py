@@ -168,6 +168,7 @@ def build_runner(
         progress,
         config.max_model_len,
         config.quantization,
+        config.weight_cache_bytes,
     )
     progress("cache", 0, 0)
     cache, host = _allocate(config, model)

@@ -75,6 +75,7 @@ class EngineConfig(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     dtype: str = "auto"  # "auto", "float32" or "bfloat16"
     quantization: str = "none"  # "none" or "int8": of the products of layers, on the CPU
     max_model_len: int | None = None  # None: what the model was trained for
+    weight_cache_bytes: int = 4 << 30  # that dequantised weights may take on disk, for later starts
     block_size: int = 16  # tokens a KV block holds
     num_blocks: int | None = None  # None: from kv_cache_bytes
     kv_cache_bytes: int = 1 << 30

@@ -13,6 +13,7 @@ from cadenza.engine.models.transformers_loading import (
     load_transformers_model,
     transformers_model_config,
 )
+from cadenza.engine.models.weight_cache import kept
 from cadenza.engine.models.weights import (
     HEAD,
     FolderWeights,
@@ -38,6 +39,7 @@ __all__ = [
     "config_from_gguf",
     "folder_architecture",
     "has_native_layers",
+    "kept",
     "load_decoder",
     "load_transformers_model",
     "transformers_model_config",

@@ -17,7 +17,7 @@ from cadenza.engine.models.families import Activation
 from cadenza.engine.models.layer import Layer
 from cadenza.engine.models.loader import Loader
 from cadenza.engine.models.plain_layers import PlainLayers
-from cadenza.engine.models.weights import EMBEDDING, HEAD, ProgressCallback, WeightSource
+from cadenza.engine.models.weights import EMBEDDING, HEAD, ProgressCallback, Weights
 from cadenza.kernels.decoder_layers import DecoderShape, LayerWeights, NativeLayers, is_supported
 from cadenza.kernels.linear import Weight, linear, pack
 from cadenza.kernels.rms_norm import rms_norm
@@ -90,7 +90,7 @@ class Decoder:
 
 def load_decoder(
     config: DecoderConfig,
-    source: WeightSource,
+    source: Weights,
     dtype: torch.dtype,
     device: torch.device,
     progress: ProgressCallback,
@@ -99,7 +99,7 @@ def load_decoder(
 ) -> Decoder:
     """Build the model from its weights; int8: products of layers are those of `int8_linear`.
 
-    Raises CheckpointError as `WeightSource.get` does, and for weights that int8 cannot have.
+    Raises CheckpointError as `Weights.get` does, and for weights that int8 cannot have.
     """
     loader = Loader(config, source, dtype, device)
     kind = _native_layers if has_native_layers(config, dtype, device) else PlainLayers

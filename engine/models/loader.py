@@ -8,14 +8,14 @@ from torch import Tensor
 from cadenza.checkpoints import CheckpointError
 from cadenza.engine.models.config import DecoderConfig
 from cadenza.engine.models.layer import Layer
-from cadenza.engine.models.weights import WeightSource
+from cadenza.engine.models.weights import Weights
 
 
 class Loader:
     """Asks for weights by the names that transformers gives them."""
 
     def __init__(
-        self, config: DecoderConfig, source: WeightSource, dtype: torch.dtype, device: torch.device
+        self, config: DecoderConfig, source: Weights, dtype: torch.dtype, device: torch.device
     ) -> None:
         self._config = config
         self._source = source
@@ -23,7 +23,7 @@ class Loader:
         self._device = device
 
     def layer(self, index: int) -> Layer:
-        """Return a layer. Raises CheckpointError as `WeightSource.get` does."""
+        """Return a layer. Raises CheckpointError as `Weights.get` does."""
         config, family = self._config, self._config.family
         hidden, inner = config.hidden_size, config.intermediate_size
         prefix = f"model.layers.{index}"

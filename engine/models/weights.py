@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -54,7 +55,7 @@ _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
 COMPUTED = "rotary_emb.inv_freq"  # what old checkpoints store, and nobody reads
 
 
-class WeightSource(Protocol):
+class Weights(Protocol):
     """Weights under transformers' names."""
 
     @property
@@ -67,16 +68,6 @@ class WeightSource(Protocol):
         """Whether what a family adds to its norms' weights is in them already."""
         ...
 
-    @property
-    def is_bfloat16(self) -> bool:
-        """Whether they are stored as bfloat16, as far as the embedding tells, or any."""
-        ...
-
-    @property
-    def num_values(self) -> int:
-        """How many numbers all of them are."""
-        ...
-
     def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """Return a weight on the CPU, in any floating dtype.
 
@@ -86,6 +77,20 @@ class WeightSource(Protocol):
 
     def unread(self) -> list[str]:
         """Return the names, as stored, of layers' weights that nobody has got, sorted."""
+        ...
+
+
+class WeightSource(Weights, Protocol):
+    """Those of a checkpoint, and what it tells before they are read."""
+
+    @property
+    def is_bfloat16(self) -> bool:
+        """Whether they are stored as bfloat16, as far as the embedding tells, or any."""
+        ...
+
+    @property
+    def num_values(self) -> int:
+        """How many numbers all of them are."""
         ...
 
 
@@ -180,6 +185,18 @@ class GgufWeights:
     def is_bfloat16(self) -> bool:
         info = self._file.tensors.get(_GGUF_NAMES[EMBEDDING])
         return info is not None and GGML_TYPES[info.ggml_type].name == "BF16"
+
+    @property
+    def is_quantised(self) -> bool:
+        """Whether values have to be worked out of what is stored."""
+        return any(
+            GGML_TYPES[info.ggml_type].block_elements > 1 for info in self._file.tensors.values()
+        )
+
+    @property
+    def stored(self) -> npt.NDArray[np.uint8]:
+        """The whole file, memory-mapped."""
+        return self._file.stored
 
     @property
     def num_values(self) -> int:
