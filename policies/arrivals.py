@@ -126,6 +126,8 @@ class ServiceView:
     free_blocks: int  # free or cached and unheld
     total_blocks: int
     block_size: int  # tokens
+    # Seconds until those that wait now have seats, at the pace of late; 0: nobody waits, or no pace
+    wait_s: float = 0.0
     # Numbers of the tenants of whom somebody waits, or did lately, by their names
     tenants: Mapping[str, int] = field(default_factory=dict, hash=False)
 

@@ -8,7 +8,7 @@ PROJECT = "cadenza"
 # 0.3.0: predict_lengths, plan_budget, rank_cached_blocks, gate_arrivals, shed_load, on_arrived,
 # on_preempted and on_resumed; `resumed` and `blocks_alone`; what a step and its contexts cost;
 # per_request. 0.3.1: `tenants`, numbers by name.
-HOOKSPEC_VERSION = "0.3.1"
+HOOKSPEC_VERSION = "0.3.2"
 
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)

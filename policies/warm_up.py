@@ -124,6 +124,7 @@ def _service() -> ServiceView:
         queued=3,
         max_queued=256,
         queued_tokens=88,
+        wait_s=1.5,
         running=3,
         free_blocks=40,
         total_blocks=64,

@@ -32,7 +32,7 @@ class Entrance:
         metrics: Metrics,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.queue = Queue(size)
+        self.queue = Queue(size, clock)
         self._lengths = PromptLengths()
         self._policies = policies
         self._engine = engine
@@ -143,13 +143,15 @@ class Entrance:
     def _view(self, now_s: float, limits: Ready, leaving: Sequence[Entry] = ()) -> ServiceView:
         """As it is once `leaving` have left."""
         counters = self._engine.counters
+        queued = self.queue.num_taken - sum([each.num_choices for each in leaving])
         return ServiceView(
             step_id=self._num_asked,
             now_s=now_s,
-            queued=self.queue.num_taken - sum([each.num_choices for each in leaving]),
+            queued=queued,
             max_queued=self.queue.size,
             queued_tokens=self.queue.num_tokens
             - sum([sum(each.prompt_tokens) for each in leaving]),
+            wait_s=self.queue.pace.wait_s(queued),
             running=counters.running,
             free_blocks=counters.free_blocks + counters.cached_blocks,
             total_blocks=limits.num_blocks,

@@ -265,7 +265,7 @@ class Generation:
     def _seat(self, choice: Choice) -> None:
         if choice in self._unseated:
             self._unseated.remove(choice)
-            self._places.leave()
+            self._places.seat()
 
     # choice.Owner
 

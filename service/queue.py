@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from cadenza.policies.arrivals import Arrival
 from cadenza.policies.tenants import NO_TENANT, Tenants
 from cadenza.policies.views import IntArray
 from cadenza.service.errors import Overloaded, RequestError
+from cadenza.service.queue_pace import QueuePace
 from cadenza.service.validation import CheckedRequest
 
 if TYPE_CHECKING:
@@ -27,8 +28,9 @@ if TYPE_CHECKING:
 class Queue:
     """Choices without a first seat, as places of which there are `size`."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, clock: Callable[[], float]) -> None:
         self.size = size
+        self.pace = QueuePace(clock)
         self.num_taken = 0
         self.num_tokens = 0  # of the prompts of requests none of whose choices had a seat
         self.tenants = Tenants()
@@ -81,6 +83,7 @@ class Queue:
 
     def count(self, places: int, tenant: int) -> None:
         """So many places more are taken, or less."""
+        self.pace.advance(somebody_waited=self.num_taken > 0)
         self.num_taken += places
         if tenant >= len(self._by_tenant):
             self._grow(tenant)
@@ -150,6 +153,11 @@ class Places:
     def leave_all(self) -> None:
         """Give back what is still held. Idempotent."""
         self.leave(self._num_held)
+
+    def seat(self) -> None:
+        """Give one back, as a choice has its first seat."""
+        self.leave()
+        self._queue.pace.seated()
 
 
 class Entry:

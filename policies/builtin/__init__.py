@@ -35,6 +35,7 @@ from cadenza.policies.builtin.strict_priority import StrictPriority
 from cadenza.policies.builtin.swap import Swap
 from cadenza.policies.builtin.tenant_quota import TenantQuota
 from cadenza.policies.builtin.tpot_target import TpotTarget
+from cadenza.policies.builtin.ttft_target import TtftTarget
 
 BUILTIN: dict[str, type] = {
     policy.name: policy
@@ -74,6 +75,7 @@ BUILTIN: dict[str, type] = {
         Swap,
         TenantQuota,
         TpotTarget,
+        TtftTarget,
     )
 }
 
@@ -129,4 +131,5 @@ __all__ = [
     "Swap",
     "TenantQuota",
     "TpotTarget",
+    "TtftTarget",
 ]

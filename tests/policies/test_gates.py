@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from cadenza.policies import Refusal, ServiceView
-from cadenza.policies.builtin import LowestPriority, Newcomer, QueueLimit, TenantQuota
+from cadenza.policies.builtin import LowestPriority, Newcomer, QueueLimit, TenantQuota, TtftTarget
 from cadenza.policies.front_decisions import FrontDecisions
 from cadenza.policies.profile import Profile
 from cadenza.testing import arrival_columns, service_view
@@ -14,7 +14,7 @@ from cadenza.testing import arrival_columns, service_view
 SERVICE = service_view()
 
 
-def at(seconds: float, **values: int) -> ServiceView:
+def at(seconds: float, **values: float) -> ServiceView:
     return replace(SERVICE, now_s=SERVICE.now_s + seconds, **values)
 
 
@@ -46,6 +46,52 @@ def test_prompts_that_wait_are_limited_but_with_an_empty_queue_any_enters(
                 limit="service",
             )
         ] * len(prompts)
+
+
+@pytest.mark.parametrize(
+    ("wait_s", "target_s", "deadline_s", "late_s"),
+    [
+        (2.0, 2.0, float("inf"), None),
+        (2.5, 2.0, float("inf"), 0.5),
+        (2.5, float("inf"), 1.0, 1.5),
+        (2.5, 4.0, 1.0, 1.5),
+        (100.0, float("inf"), float("inf"), None),
+    ],
+)
+def test_who_would_wait_longer_than_its_first_token_may_take_is_refused(
+    wait_s: float, target_s: float, deadline_s: float, late_s: float | None
+):
+    arrivals = arrival_columns(
+        ttft_target_s=[float("inf"), target_s],
+        deadline_s=[float("inf"), deadline_s + SERVICE.now_s],
+    )
+
+    refusals = TtftTarget().gate_arrivals(arrivals, at(0, wait_s=wait_s))
+
+    if late_s is None:
+        assert refusals is None
+    else:
+        assert refusals is not None
+        assert refusals[0] is None
+        assert (refusals[1].limit, refusals[1].retry_after_s) == ("service", late_s)
+        assert f"a seat takes {wait_s} s now" in refusals[1].reason
+
+
+def test_who_names_no_time_for_its_first_token_gets_the_operators():
+    gate = TtftTarget(TtftTarget.Options(default_s=1.0))
+    arrivals = arrival_columns(ttft_target_s=[float("inf"), 5.0])
+
+    assert gate.gate_arrivals(arrivals, at(0, wait_s=1.0)) is None
+    refusals = gate.gate_arrivals(arrivals, at(0, wait_s=1.01))
+
+    assert [each is not None for each in refusals] == [True, False]
+    assert refusals[0].retry_after_s == 0.1
+
+
+@pytest.mark.parametrize("default_s", [0.0, -1.0, float("inf"), float("nan")])
+def test_an_operators_time_has_to_be_one(default_s: float):
+    with pytest.raises(ValueError, match="default_s must be above 0"):
+        TtftTarget.Options(default_s=default_s)
 
 
 def quota(**options: float) -> TenantQuota:

@@ -188,6 +188,22 @@ def test_a_policy_sees_what_waits_and_the_newcomer_last():
     assert service.tenants == {"a": 1, "b": 2}
 
 
+def test_a_gate_knows_how_long_a_seat_takes():
+    door = Door(20, gate_arrivals="ttft-target")
+    entries = [door.enter() for _ in range(10)]
+    for entry in entries[:5]:
+        door.now_s += 1.0
+        [places] = entry.places
+        places.seat()
+
+    assert refuses(door, ttft_target_s=4.5).retry_after_s == 0.5
+    door.enter(ttft_target_s=5.0)
+    refuses(door, ttft_target_s=5.0)
+    for entry in entries[5:]:
+        entry.leave()
+    door.enter(ttft_target_s=1.0)
+
+
 def test_a_prompt_is_estimated_until_it_is_encoded():
     door, scores = shedding(2)
     text = door.enter("x" * 40)
