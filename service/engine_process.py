@@ -27,6 +27,18 @@ _ENVIRONMENT = {"GOMP_SPINCOUNT": "1000"}
 
 _COMMAND = (sys.executable, "-P", "-m", "cadenza.engine")
 
+_ITS_OWN_FAULTS = frozenset(
+    {
+        signal.SIGABRT,
+        signal.SIGBUS,
+        signal.SIGFPE,
+        signal.SIGILL,
+        signal.SIGSEGV,
+        signal.SIGSYS,
+        signal.SIGTRAP,
+    }
+)
+
 
 class EngineProcess:
     """A running engine process. `connection` is the front's end, to be given to `EngineClient`.
@@ -40,6 +52,7 @@ class EngineProcess:
         self.connection = connection
         self._process = process
         self._blame = blame
+        self._was_signalled = False  # by us
 
     @property
     def pid(self) -> int:
@@ -70,6 +83,17 @@ class EngineProcess:
             return False
         return status.rpartition(")")[2].split()[0] in "Tt"
 
+    @property
+    def was_ended_by_others(self) -> bool:
+        """Whether a signal ended it that neither we sent nor a process brings upon itself.
+
+        The system's killer sends such a one when memory runs out, and so does an operator.
+        """
+        status = self.exit_status
+        if status is None or status >= 0 or self._was_signalled:
+            return False
+        return -status not in _ITS_OWN_FAULTS
+
     def describe_exit(self) -> str:
         """A phrase for logs and errors."""
         status = self.exit_status
@@ -95,8 +119,8 @@ class EngineProcess:
 
     async def kill(self, grace_s: float = 0.0) -> int:
         """End it at once, or if it has not left after `grace_s`. Idempotent."""
-        if not (grace_s and await self._leaves_within(grace_s)) and self.exit_status is None:
-            self._process.kill()
+        if not (grace_s and await self._leaves_within(grace_s)):
+            self._kill()
         return await self.wait()
 
     async def stop(self, grace_s: float = 5.0) -> int:
@@ -106,19 +130,23 @@ class EngineProcess:
         """
         try:
             if not await self._leaves_within(grace_s):
+                self._was_signalled = True
                 self._process.terminate()
                 await self._leaves_within(grace_s)
         finally:
-            if self.exit_status is None:
-                self._process.kill()
+            self._kill()
         return await self.wait()
 
     def end(self) -> None:
         """Kill it at once, unless it has left. Idempotent."""
-        if self.exit_status is None:
-            self._process.kill()
-            self._process.wait()
+        self._kill()
+        self._process.wait()
         self.connection.close()
+
+    def _kill(self) -> None:
+        if self.exit_status is None:
+            self._was_signalled = True
+            self._process.kill()
 
     async def _leaves_within(self, timeout_s: float) -> bool:
         with contextlib.suppress(TimeoutError):

@@ -59,6 +59,7 @@ class Supervisor:
         self._restarts_s: deque[float] = deque()  # by `_served_s`, within WINDOW_S
         self._served_s = 0.0  # for which engines served before the present one began or ended
         self._changed_s = 0.0  # when one did
+        self._found_in: str | None = None  # the policy in whose hook others ended the latest engine
 
     async def run(self) -> None:
         """Serve until the client is closed or has failed, if need be because too many engines die.
@@ -107,8 +108,7 @@ class Supervisor:
         """See that the process is gone, with all memory that it had, and who is to blame."""
         process, culprit = self.process, self._culprit()
         status = await process.kill(grace_s)
-        if culprit is not None:
-            self._client.blame(culprit.policy, culprit.hook)
+        self._judge(culprit)
         _log.error("engine_ended", status=status, during=process.hook_under_way)
 
     def _culprit(self) -> Culprit | None:
@@ -117,6 +117,20 @@ class Supervisor:
         if culprit is None or culprit.policy in DEFAULTS.values() or self.process.is_stopped:
             return None
         return culprit
+
+    def _judge(self, culprit: Culprit | None) -> None:
+        """Blame the policy in whose hook the engine ended, unless it was there by chance.
+
+        Others may end it in anybody's: an operator, or the system when memory runs out. Twice in a
+        row in hooks of one policy is no chance, for it may be what takes the memory.
+        """
+        found_before, self._found_in = self._found_in, None
+        if culprit is None:
+            return
+        if self.process.was_ended_by_others and culprit.policy != found_before:
+            self._found_in = culprit.policy
+        else:
+            self._client.blame(culprit.policy, culprit.hook)
 
     async def _another(self) -> EngineProcess | None:
         """None: too many have been started, or could not be."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 
@@ -75,6 +76,32 @@ def test_an_engine_that_dies_is_noticed_by_its_client(run):
         return await engine.wait()
 
     assert run(main()) == -signal.SIGABRT
+
+
+@pytest.mark.parametrize(
+    ("number", "by_others"),
+    [(signal.SIGKILL, True), (signal.SIGTERM, True), (signal.SIGSEGV, False)],
+)
+def test_who_ended_it_is_known(run, number: signal.Signals, by_others: bool):
+    """A fault of its own is told from what the system, or an operator, does to it."""
+    engine = start_engine(script(LEAVES_ON_EOF))
+    assert not engine.was_ended_by_others
+    os.kill(engine.pid, number)
+
+    assert run(engine.wait()) == -number
+    assert engine.was_ended_by_others == by_others
+    engine.connection.close()
+
+
+def test_what_we_end_no_other_has(run):
+    killed, left = (start_engine(script(LEAVES_ON_EOF)) for _ in range(2))
+    left.connection.close()
+
+    assert run(killed.kill()) == -signal.SIGKILL
+    assert run(left.wait()) == 0
+    assert not killed.was_ended_by_others
+    assert not left.was_ended_by_others
+    killed.connection.close()
 
 
 DIES_IN_A_HOOK = """

@@ -38,7 +38,7 @@ class FakeProcess:
         self.engine = engine
         self.connection = connection
         self.culprit: Culprit | None = None
-        self.is_stopped = False
+        self.is_stopped = self.was_ended_by_others = False
         self.was_killed = False
         self._exited = asyncio.Event()
 
@@ -280,6 +280,28 @@ def test_a_policy_is_blamed_for_a_death_in_its_hook(run, open_front, culprit, is
             await serves(front)
             counts = (FaultCount("edf", "order_admissions", 1, True),) if blamed else ()
             assert front.client.totals.policy_faults == counts
+
+    run(main())
+
+
+def test_who_is_found_in_a_hook_when_others_end_the_engine_is_blamed_the_second_time(
+    run, open_front
+):
+    """As the system does when memory runs out, whoever has taken it."""
+    edf, other = (Culprit(name, "order_admissions", 1.0) for name in ("edf", "hrrn"))
+
+    async def main():
+        async with (
+            open_front(recovers=True) as front,
+            supervised(front, prepare=becomes_ready, max_restarts=9) as (processes, _),
+        ):
+            for culprit in (edf, None, edf, other, edf, edf):
+                assert front.client.totals.policy_faults == ()
+                processes[-1].culprit, processes[-1].was_ended_by_others = culprit, True
+                processes[-1].die()
+                await serves(front)
+            blamed = (FaultCount("edf", "order_admissions", 1, True),)
+            assert front.client.totals.policy_faults == blamed
 
     run(main())
 
