@@ -1,23 +1,11 @@
 """`python -P -m cadenza.engine --fd N`."""
 
-import ctypes
-import signal
 import sys
 
 from cadenza.engine.main import main
-
-_PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
-
-
-def _die_with_the_front() -> None:
-    """Have the kernel end this process when the front is killed, even while it hangs or computes.
-
-    Where the kernel cannot, the engine leaves when it next looks at its socket.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-
+from cadenza.engine.process import call_oneself, die_with_the_front
 
 if __name__ == "__main__":
-    _die_with_the_front()
+    die_with_the_front()
+    call_oneself("cadenza-standby")  # until it is told what to serve
     sys.exit(main())

@@ -13,6 +13,7 @@ import structlog
 
 from cadenza.checkpoints.errors import CheckpointError
 from cadenza.engine.channel import Channel, ChannelClosed
+from cadenza.engine.process import call_oneself
 from cadenza.policies.blame import SIZE, Blame
 from cadenza.policies.hook_guard import SignalGuard
 from cadenza.policies.profile import ProfileError
@@ -57,6 +58,7 @@ def _serve(channel: Channel, blame: Blame | None) -> int:
         config = _await_start(channel)
         if config is None:
             return OK
+        call_oneself("cadenza-engine")
         configure_logging(config.log_level, json=config.log_json)
         with SignalGuard() as guard:
             try:

@@ -19,7 +19,7 @@ from cadenza.policies.library import Library
 from cadenza.policies.profile import Profile
 from cadenza.service.admin import Admin, AdminAccess
 from cadenza.service.engine_client import EngineClient
-from cadenza.service.engine_process import EngineProcess, start_engine
+from cadenza.service.engine_process import EngineProcess
 from cadenza.service.errors import EngineUnavailable
 from cadenza.service.front_policies import FrontPolicies
 from cadenza.service.generator import Generator
@@ -33,6 +33,7 @@ from cadenza.service.policy_control import PolicyControl
 from cadenza.service.recorder import Recorder
 from cadenza.service.rpc.connections import ANY_AGE, ConnectionAge
 from cadenza.service.rpc.server import GrpcServer
+from cadenza.service.standby import Standby
 from cadenza.service.supervisor import MAX_RESTARTS, Supervisor
 from cadenza.service.tokenizer import Tokenizer
 from cadenza.wire.messages import EngineConfig, Progress, Ready
@@ -93,6 +94,7 @@ class Front:
         self._config = config
         self._tokenizer = tokenizer
         self._process = process  # the present one
+        self._standby = Standby()
         self._on_progress = on_progress
         self._on_ready = on_ready
 
@@ -111,6 +113,7 @@ class Front:
             # An engine that loads does not listen, and has nothing to lose.
             grace_s = _LEAVE_S if engine.is_serving else 0.0
             engine.close()
+            self._standby.end()
             status = await self._process.stop(grace_s)
             self._process.end()
             _log.info("engine left", status=status)
@@ -170,6 +173,8 @@ class Front:
         addresses = Addresses(config.host, sockets[0].getsockname()[1], grpc_port)
         engine.watch_progress(lambda each: None if engine.limits else self._on_progress(each))
         engine.start(config.engine)
+        if config.max_engine_restarts:
+            engine.watch_serving(self._standby.note_serving)
         supervisor = Supervisor(
             engine,
             self._process,
@@ -203,7 +208,7 @@ class Front:
 
     def _start_another(self) -> EngineProcess:
         self._process.end()
-        self._process = start_engine()
+        self._process = self._standby.take()
         return self._process
 
     async def _announce(

@@ -26,8 +26,9 @@ class Served:
     @property
     def engine_pid(self) -> int:
         """Of the present engine process."""
-        asked = ["ps", "-o", "pid=", "--ppid", str(self.process.pid)]
-        [pid] = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()
+        asked = ["ps", "-o", "pid=,comm=", "--ppid", str(self.process.pid)]
+        told = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+        [pid] = [line.split()[0] for line in told.splitlines() if line.endswith("cadenza-engine")]
         return int(pid)
 
     def stop(self, timeout_s: float = 30.0) -> int:
