@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -9,12 +11,13 @@ from typing import Any
 
 import pytest
 
-from cadenza.service import listening
+from cadenza.cli.options import ServeOptions
+from cadenza.service import listening, supervisor, watchdog
 from cadenza.service.errors import STATUSES
 from cadenza.service.http import body, protocol
 from cadenza.service.http.connection import ConnectionLimits
-from cadenza.service.limits import Limits
-from cadenza.service.rpc import connections
+from cadenza.service.limits import Limits, ResumptionLimits
+from cadenza.service.rpc import connections, generate, live, servicer, session
 from cadenza.service.wishes import TENANT_HEADER
 
 PAGE = (Path(__file__).parents[3] / "docs/operations.md").read_text()
@@ -141,4 +144,77 @@ def test_the_defaults_of_connections_are_as_the_page_says():
         str(connections.MAX_STREAMS),
         str(connections.PING_EVERY_MS),
         str(connections.PING_ANSWERED_MS),
+        str(live.MAX_LIVE),
+        f"{session.TOKENS_LIMIT_BYTES >> 10} KiB",
+        f"{generate.LIMIT_BYTES >> 10} KiB",
+        f"{servicer.STALL_S:g}",
     ]
+
+
+def test_the_defaults_of_resumption_and_of_the_engine_are_as_the_page_says():
+    kept = LIMITS.resumption
+    resumption = [cells[0] for cells in rows("Streams that can be resumed").values()]
+    assert resumption == [f"{kept.grace_s:g}", str(kept.max_streams), str(kept.max_bytes >> 10)]
+    engine = [cells[0] for cells in rows("The engine").values()]
+    assert engine == [
+        *(f"{value:g}" for value in (watchdog.HEARTBEAT_S, watchdog.HOOK_S, watchdog.LOADING_S)),
+        str(supervisor.MAX_RESTARTS),
+    ]
+    assert f"restarts within {supervisor.WINDOW_S:g} s of serving" in rows("The engine")
+
+
+def test_options_that_the_page_names_exist():
+    named = set(re.findall(r"`--([a-z-]+)`", PAGE))
+    assert named
+    assert {name.replace("-", "_") for name in named} <= ServeOptions.model_fields.keys()
+
+
+def test_one_connection_more_is_told_and_closed(run, serve):
+    most, told = rows("HTTP connections")["connections"]
+    assert int(most) == CONNECTION.max_connections
+    assert told == "503, then closed"
+
+    async def main():
+        async with serve(connections=ConnectionLimits(max_connections=1)) as served:
+            first = await asyncio.open_connection("127.0.0.1", served.port)
+            reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+            assert (await reader.read()).startswith(b"HTTP/1.1 503 ")
+            writer.close()
+            first[1].close()
+
+    run(main())
+
+
+def test_one_byte_more_of_a_body_or_a_head_is_refused_as_the_page_says(run, serve):
+    page = rows("HTTP connections")
+
+    async def main():
+        async with serve() as served:
+            most = body.MAX_BODY_BYTES
+            answer = await served.http.post("/v1/completions", content=b" " * (most + 1))
+            assert str(answer.status_code) == page["body"][1]
+            reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+            writer.write(b"GET /health HTTP/1.1\r\nx: " + b"x" * protocol.MAX_HEAD_BYTES)
+            told = await reader.read()
+            status, _, closed = page["request line and headers"][1].partition(", then ")
+            assert told.startswith(f"HTTP/1.1 {status} ".encode())
+            assert closed == "closed"
+            writer.close()
+
+    run(main())
+
+
+def test_one_stream_more_that_can_be_resumed_is_refused_as_the_page_says(run, serve):
+    told = rows("Streams that can be resumed")["streams that run, or have ended and are kept"]
+
+    async def main():
+        limits = Limits(resumption=ResumptionLimits(max_streams=1))
+        async with serve(limits=limits) as served:
+            served.front.engine.auto = False
+            fields = {"prompt": "x", "stream": True}
+            _, writer = await served.raw("/v1/completions", fields | {"stream_id": "a" * 32})
+            await served.front.engine.until(lambda: served.front.engine.waiting)
+            assert await refusal(served, fields | {"stream_id": "b" * 32}) in told[-1]
+            writer.close()
+
+    run(main())
