@@ -5,15 +5,17 @@
 #   make check        linters, strict types, protos linted and current
 #   make breaking     whether the protos break clients of those at AGAINST, a commit or branch
 #   make test-extra   slower tests, bounded
-#   make soak         50,000 hostile requests, then random lives of the scheduler, for ever;
-#                     SEED=17 begins with that one
+#   make soak         50,000 hostile requests, then random lives of the scheduler for half an hour
+#                     or more, figures at the end; SEED=17 begins with that one
 #   make soak-grpc    random and hostile calls over gRPC, likewise
-#   make chaos        100 engines killed under 32 streams, which shall not differ by a token;
-#                     ARGS="--kills 10 --streams 8 --seed 2" asks for others
+#   make chaos        100 engines killed under 32 streams, which shall not differ by a token; clients
+#                     that leave, stall, dawdle or freeze; signals to leave; taken ports;
+#                     ARGS="--only kills --kills 10 --seed 2" asks for some of that
 #   make clients      load clients and libraries that nobody here wrote, each in a venv of its own;
 #                     ARGS="guidellm aiperf" chooses some, VLLM_VENV names a venv with vLLM's
 #   make bench-startup, make bench-front, make bench-decode
 #   make bench-quantization   perplexity and greedy tokens of int8 products beside bf16 and fp32
+#   make bench-overload   goodput, refusals and /health at up to ten times what can be served
 #   make bench-kernels    floors of the Triton kernels on three GPUs, and times where there is one
 #   make bench-service    what a streamed token costs the front, and whether 2,000 streams hold
 #   make bench-policies   how long streams stand still under hostile policies
@@ -48,8 +50,9 @@ FOLDERS := checkpoints cli engine kernels policies scheduler service simulator t
 PACKAGES := $(FOLDERS) protos/cadenza/v1
 
 .PHONY: serve test check test-extra test-gpu soak soak-grpc chaos clients breaking protos install \
-	install-dev bench-startup bench-front bench-decode bench-orders bench-policies bench-scheduler \
-	bench-kernels bench-quantization bench-service bench-serving bench-simulator bench-simulated-engine clean
+	install-dev bench-startup bench-front bench-decode bench-orders bench-overload bench-policies \
+	bench-scheduler bench-kernels bench-quantization bench-service bench-serving bench-simulator \
+	bench-simulated-engine clean
 
 serve: install
 	@$(PYTHON) -m cadenza.cli serve demo $(ARGS)
@@ -72,7 +75,7 @@ soak-grpc: install-dev
 	PYTHONPATH=. $(PYTHON) -m tests.service.rpc.soak $(SEED)
 
 chaos: install-dev
-	PYTHONPATH=. $(PYTHON) -m tests.e2e.chaos $(ARGS)
+	PYTHONPATH=. $(PYTHON) -m tests.chaos $(ARGS)
 
 clients: install-dev
 	PYTHONPATH=. $(PYTHON) -m tests.clients $(ARGS)
@@ -104,6 +107,9 @@ bench-quantization: install-dev
 
 bench-orders: install-dev
 	$(PYTHON) benchmarks/orders.py $(ARGS)
+
+bench-overload: install-dev
+	$(PYTHON) benchmarks/overload.py $(ARGS)
 
 bench-policies: install-dev
 	$(PYTHON) benchmarks/policies.py
