@@ -14,7 +14,7 @@ from cadenza.service.http.errors import plain_error
 
 MAX_HEAD_BYTES = 64 << 10
 # That a connection holds before its stream stalls, behind what the kernel holds. With uvloop each
-# token's write that waits takes 330 bytes besides: at 32 KiB a stalled stream cost 160 KiB, at 4 KiB 45
+# token's write that waits takes 330 bytes besides: at 32 KiB a stalled stream cost 160 KiB, at 4 45
 UNSENT_BYTES = 2 << 10
 
 
