@@ -93,6 +93,11 @@ class StepTime:
             seconds += self.mixed_s + self.mixed_context_s * work.contexts
         return seconds
 
+    def scaled(self, gain: float) -> StepTime:
+        """All of it `gain` times as long, knee apart."""
+        values = dataclasses.asdict(self)
+        return StepTime(**{k: v if k == "knee" else gain * v for k, v in values.items()})
+
 
 def step_time_of(values: Mapping[str, Any]) -> StepTime:
     """From a file's values.

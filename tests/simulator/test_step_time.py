@@ -46,6 +46,13 @@ def test_a_mixed_step_costs_more_than_its_parts():
     assert seconds([1, 10], [60, 40]) == pytest.approx(parts + 3 + 0.02 * 60)
 
 
+def test_a_scaled_model_keeps_its_knee():
+    scaled = MODEL.scaled(2)
+
+    assert scaled.knee == MODEL.knee
+    assert scaled.fixed_s == 2 * MODEL.fixed_s
+
+
 @pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), "1", None, True])
 def test_a_coefficient_must_be_a_number_from_0(value: object):
     with pytest.raises(SimulatorError, match="token_s must be a number from 0"):
