@@ -19,10 +19,12 @@ import gguf
 import torch
 
 from cadenza.checkpoints.locate import locate
-from cadenza.engine.runner import ModelRunner, build_runner
+from cadenza.engine.runner import ModelRunner
+from cadenza.engine.startup import build_runner
 from cadenza.kernels.linear import backend, native
 from cadenza.scheduler.plan import StepOutcome, StepPlan
 from cadenza.testing import Driver
+from cadenza.testing.fake_runner import SteppedRunner
 from cadenza.wire.messages import EngineConfig, Sampling
 
 sys.path.append(str(Path(__file__).parent))
@@ -44,7 +46,7 @@ LIMITS = {
 }
 
 
-class Timed:
+class Timed(SteppedRunner):
     """A runner that notes how long each step took: forward pass and sampling."""
 
     def __init__(self, runner: ModelRunner) -> None:

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from cadenza.checkpoints.locate import locate
 from cadenza.cli.options import PolicyOptions
 from cadenza.cli.profile import configure
-from cadenza.engine.runner import RunnerFacts, build_runner
+from cadenza.engine.startup import RunnerFacts, build_runner
 from cadenza.engine.step_log import LoggedRunner
 from cadenza.scheduler.config import SchedulerConfig
 from cadenza.scheduler.costs import CostModel
@@ -75,7 +75,7 @@ class RealEngine:
         return time.monotonic() - self._began_s
 
     def execute(self, plan: StepPlan) -> StepTimes:
-        return self._runner.execute(plan).times
+        return self._runner.launch(plan)().times
 
     def wait_until(self, time_s: float) -> None:
         time.sleep(max(0.0, time_s - self.now_s))

@@ -97,13 +97,13 @@ class Clock:
 
     def around_plans(self) -> None:
         """Note what each step computes."""
-        execute = ModelRunner.execute
+        launch = ModelRunner.launch
 
-        def noting(runner: ModelRunner, plan: StepPlan) -> StepOutcome:
+        def noting(runner: ModelRunner, plan: StepPlan) -> Callable[[], StepOutcome]:
             self._plan = plan
-            return execute(runner, plan)
+            return launch(runner, plan)
 
-        ModelRunner.execute = noting  # type: ignore[method-assign]
+        ModelRunner.launch = noting  # type: ignore[method-assign]
 
     def _charge_to(self, part: str) -> str:
         now_s, before = time.perf_counter(), self._part
@@ -133,14 +133,14 @@ def run(path: Path, arguments: list[str]) -> int:
     clock.around(loop, "step_frame", "wire")
     clock.around(Scheduler, "step", "scheduler")
     clock.around(Scheduler, "statistics", "scheduler")
-    clock.around(ModelRunner, "logits", "batch laid out")
+    clock.around(ModelRunner, "_begun", "batch laid out")
     clock.around(Decoder, "hidden", LAYERS)
     clock.around(Decoder, "logits", LAYERS)
     clock.within_layers()
     clock.around(plain_layers, "linear", PRODUCTS)
     clock.around(plain_layers, "paged_attention", ATTENTION)
     clock.around(decoder, "linear", HEAD)
-    clock.around(Sampler, "sample", "sampling")
+    clock.around(Sampler, "draw", "sampling")
     status = main.main(arguments)
     path.write_text(json.dumps(clock.steps))
     return status

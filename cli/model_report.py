@@ -54,10 +54,12 @@ def _rows(found: Inspection, needed: int, fits: bool) -> list[tuple[str, ...]]:
 
 
 def _cache_bytes(found: Inspection) -> int:
-    """What `cadenza serve` takes unless it is told otherwise; on a CPU, room to swap too."""
-    usual = ServeOptions()
-    swap = int(usual.swap_space * (1 << 30)) if found.device == "cpu" else 0
-    return usual.kv_cache_memory_bytes + swap
+    """What `cadenza serve` takes unless it is told otherwise, room to swap included.
+
+    On a GPU it takes what there is; a cache is of use from 1 GiB on, as on a CPU.
+    """
+    swap = int(ServeOptions().swap_space * (1 << 30)) if found.device == "cpu" else 0
+    return (1 << 30) + swap
 
 
 def _size(num_bytes: float) -> str:

@@ -133,6 +133,7 @@ Restarts = Field(ge=0, le=1 << 16)
 Kibibytes = Field(ge=16, le=1 << 20, json_schema_extra={"unit": "KiB"})
 Threads = Field(ge=1, le=1024)
 Share = Field(ge=0, lt=1, allow_inf_nan=False)
+UsedShare = Field(ge=0.01, le=1, allow_inf_nan=False)
 Seconds = Field(
     ge=0, le=365 * 24 * 3600, allow_inf_nan=False, json_schema_extra={"unit": "seconds"}
 )
@@ -214,8 +215,8 @@ class ServeOptions(PolicyOptions):
     dtype: Annotated[Literal["auto", "float32", "bfloat16"], Model] = "auto"
     """Type of weights and KV cache; auto takes bfloat16 where weights and hardware have it."""
 
-    quantization: Annotated[Literal["none", "int8"], Model] = "none"
-    """int8: faster products of layers, on the CPU, for some loss; docs/models.md has both."""
+    quantization: Annotated[Literal["none", "int8", "fp8"], Model] = "none"
+    """int8, or on a GPU fp8: eight bits in products of layers, for some loss; see docs/models.md."""
 
     max_model_len: Annotated[int | None, Model, Positive] = None
     """Prompt and output tokens of a request at most; default: what the model was trained for."""
@@ -239,8 +240,17 @@ class ServeOptions(PolicyOptions):
     ] = None
     """KV blocks in the pool, on whatever device; default: from --kv-cache-memory-bytes."""
 
-    kv_cache_memory_bytes: Annotated[int, Memory, Positive] = 1 << 30
-    """Memory for the KV cache."""
+    kv_cache_memory_bytes: Annotated[int | None, Memory, Positive] = None
+    """Memory for the KV cache; default: 1 GiB, or what --gpu-memory-utilization leaves of a GPU."""
+
+    gpu_memory_utilization: Annotated[float, Memory, UsedShare] = 0.9
+    """Share of a GPU's memory that may be in use once the KV cache has taken the rest of it."""
+
+    deterministic: Annotated[bool, Model] = False
+    """A request's tokens never depend on others: so always on the CPU; on a GPU it costs time."""
+
+    enforce_eager: Annotated[bool, Model] = False
+    """On a GPU, launch each kernel of a decode pass by itself instead of as a CUDA graph."""
 
     swap_space: Annotated[
         float,

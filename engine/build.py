@@ -12,7 +12,7 @@ from cadenza.engine.channel import Channel
 from cadenza.engine.loop import EngineLoop
 from cadenza.engine.patience import Patience
 from cadenza.engine.policies import EnginePolicies
-from cadenza.engine.runner import RunnerFacts, build_runner
+from cadenza.engine.startup import RunnerFacts, build_runner
 from cadenza.engine.step_log import LoggedRunner
 from cadenza.policies.blame import Blame
 from cadenza.policies.hook_guard import HookGuard

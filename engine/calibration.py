@@ -13,7 +13,7 @@ from cadenza.scheduler.plan import Copies, StepPlan
 _MEASURED_TOKENS = 64
 _MEASURED_BLOCKS = 4
 _BUDGET_STEP = 16  # tokens
-_LEAST_BUDGET, _MOST_BUDGET = 64, 2048  # tokens
+_LEAST_BUDGET, MOST_BUDGET = 64, 2048  # tokens
 _NO_PAIRS = np.empty((0, 2), dtype=np.int32)
 NO_COPIES = Copies(_NO_PAIRS, _NO_PAIRS, _NO_PAIRS)
 
@@ -38,7 +38,7 @@ def tokens_within(step_time_s: float, token_s: float) -> int:
     A multiple of 16 from 64 to 2048.
     """
     tokens = int(step_time_s / token_s)
-    return min(max(tokens // _BUDGET_STEP * _BUDGET_STEP, _LEAST_BUDGET), _MOST_BUDGET)
+    return min(max(tokens // _BUDGET_STEP * _BUDGET_STEP, _LEAST_BUDGET), MOST_BUDGET)
 
 
 def copy_block_seconds(copier: BlockCopier, *, num_blocks: int, num_host_blocks: int) -> float:

@@ -27,6 +27,7 @@ from cadenza.engine.models import (
     load_transformers_model,
     transformers_model_config,
 )
+from cadenza.kernels.triton_backend import uses_triton
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -39,34 +40,61 @@ def load_model(
     max_model_len: int | None = None,
     quantization: str = "none",
     cache_bytes: int = 0,
+    *,
+    deterministic: bool = False,
 ) -> Model:
     """Load a GGUF file or a Hugging Face folder; families that are not ours, by transformers.
 
     device: "auto", "cpu" or "cuda"; dtype: "auto", "float32" or "bfloat16"; max_model_len: tokens
-    that are asked for, None: what the model was made for; quantization: "none" or "int8";
-    cache_bytes: that dequantised weights may take on disk, see `kept`. Raises CheckpointError when
-    the checkpoint is not usable, ValueError for a device, dtype or quantization that is unknown or
-    not there.
+    that are asked for, None: what the model was made for; quantization: "none", "int8" or "fp8";
+    cache_bytes: that dequantised weights may take on disk, see `kept`; deterministic: whether
+    tokens shall not depend on the other rows of a step, as those of our families on a CPU never do.
+    Raises CheckpointError when the checkpoint is not usable, ValueError for a device, dtype or
+    quantization that is unknown or not there, for weights that the device has no room for, and for
+    a model that cannot be quantised or deterministic.
     """
     resolved_device = resolve_device(device)
     named_dtype = named(dtype)
-    int8 = is_int8(quantization, resolved_device)
+    check_quantization(quantization, resolved_device)
     checkpoint = open_checkpoint(path, max_model_len)
     config, source = checkpoint.config, checkpoint.source
     resolved_dtype = named_dtype or best_dtype(resolved_device, source)
-    with torch.inference_mode():
-        if isinstance(config, DecoderConfig):
-            with kept(source, resolved_dtype, cache_bytes) as weights:
-                return load_decoder(
-                    config, weights, resolved_dtype, resolved_device, progress, int8=int8
-                )
-        if int8:
-            raise ValueError(
-                "quantization is int8, which only models with layers of our own have; those of"
-                f" {config.architecture} are run by transformers."
-            )
-        progress("weights", 0, 0)
-        return load_transformers_model(path, config, resolved_dtype, resolved_device)
+    if not isinstance(config, DecoderConfig):
+        _check_transformers(config, quantization, deterministic=deterministic)
+    try:
+        with torch.inference_mode():
+            if isinstance(config, DecoderConfig):
+                with kept(source, resolved_dtype, cache_bytes) as weights:
+                    return load_decoder(
+                        config,
+                        weights,
+                        resolved_dtype,
+                        resolved_device,
+                        progress,
+                        quantization=quantization,
+                        deterministic=deterministic,
+                    )
+            progress("weights", 0, 0)
+            return load_transformers_model(path, config, resolved_dtype, resolved_device)
+    except torch.OutOfMemoryError as error:
+        raise ValueError(
+            f"{source.num_values * resolved_dtype.itemsize / 2**30:.1f} GiB of weights do not fit"
+            " into what is free of the GPU's memory."
+        ) from error
+
+
+def _check_transformers(config: ModelConfig, quantization: str, *, deterministic: bool) -> None:
+    """Refuse what layers that transformers runs cannot be."""
+    if quantization != "none":
+        raise ValueError(
+            f"quantization is {quantization}, which only models with layers of our own have; those"
+            f" of {config.architecture} are run by transformers."
+        )
+    if deterministic:
+        raise ValueError(
+            f"deterministic is asked for, but the layers of {config.architecture} are run by"
+            " transformers, whose results may depend on what else is in a step."
+        )
 
 
 class Checkpoint(NamedTuple):
@@ -110,13 +138,12 @@ def named(name: str) -> torch.dtype | None:
     return _DTYPES.get(name)
 
 
-def is_int8(quantization: str, device: torch.device) -> bool:
-    """Tell whether `EngineConfig.quantization` is int8, which is for the CPU alone."""
-    if quantization not in ("none", "int8"):
-        raise ValueError(f"quantization is {quantization!r}, not none or int8.")
-    if quantization == "int8" and device.type != "cpu":
-        raise ValueError(f"quantization is int8, which runs on the CPU; device is {device.type}.")
-    return quantization == "int8"
+def check_quantization(quantization: str, device: torch.device) -> None:
+    """Raise ValueError unless `EngineConfig.quantization` is known, and there on the device."""
+    if quantization not in ("none", "int8", "fp8"):
+        raise ValueError(f"quantization is {quantization!r}, not none, int8 or fp8.")
+    if quantization == "fp8" and not uses_triton(device):
+        raise ValueError(f"quantization is fp8, which runs on a GPU; device is {device.type}.")
 
 
 def best_dtype(device: torch.device, source: WeightSource) -> torch.dtype:

@@ -182,7 +182,11 @@ class EngineLoop:
             self._channel.send(answer)
 
     def _step(self) -> None:
-        """The frame leaves before the next forward pass, so that no token waits for it."""
+        """The frame leaves before the next forward pass is done, so that no token waits for it.
+
+        A device that computes beside the host has its work before. It does not while its kernels
+        are compiled, about which the front has to know beforehand.
+        """
         self._has_news = False
         executed = self._outcome
         report, plan = self._scheduler.step(self._clock(), executed)
@@ -193,8 +197,16 @@ class EngineLoop:
         uses = self._policies.take_uses(rests=statistics.at_rest)
         patience_s = self._patience.of(plan) if self._patience and plan else 0.0
         frame = step_frame(report, executed, statistics, self._received, news, uses, patience_s)
-        self._channel.send(frame)
-        self._outcome = None if plan is None else self._runner.execute(plan)
+        self._outcome = None
+        if plan is None:
+            self._channel.send(frame)
+        elif self._patience and self._patience.is_compiling:
+            self._channel.send(frame)
+            self._outcome = self._runner.launch(plan)()
+        else:
+            wait = self._runner.launch(plan)
+            self._channel.send(frame)
+            self._outcome = wait()
 
 
 def _arrival(message: Submit, shares_credit_with: int | None) -> Arrival:

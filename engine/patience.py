@@ -20,11 +20,11 @@ class Patience:
         """`compiles`: whether kernels are compiled when they are first called."""
         self._costs = costs
         self._num_compiling = _COMPILING_PASSES if compiles else 0
+        self.is_compiling = False  # whether kernels may be in the pass that was asked about last
 
     def of(self, plan: StepPlan) -> float:
         """Seconds for the pass of this plan, which is about to begin."""
+        self.is_compiling = self._num_compiling > 0
+        self._num_compiling -= self.is_compiling
         allowed_s = _MARGIN * self._costs.pass_s(plan)
-        if self._num_compiling:
-            self._num_compiling -= 1
-            allowed_s = max(allowed_s, _COMPILING_S)
-        return allowed_s
+        return max(allowed_s, _COMPILING_S) if self.is_compiling else allowed_s

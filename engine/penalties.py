@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cadenza.kernels.penalties import penalised
 from cadenza.scheduler.plan import Int32Array, Seated
 from cadenza.wire.messages import Sampling
 
@@ -37,20 +38,15 @@ class Penalties:
             self._counts[token] += 1.0
 
     def applied(self, logits: Tensor) -> Tensor:
-        """Return one row's logits [vocab_size] less the penalties; `logits` is not written to.
-
-        As vLLM does: repetition, then frequency, then presence.
-        """
-        if self._seen is not None:
-            penalty = self._sampling.repetition_penalty
-            weakened = torch.where(logits > 0, logits / penalty, logits * penalty)
-            logits = torch.where(self._seen, weakened, logits)
-        if self._counts is not None:
-            # Product and difference apart: fused, they would be rounded otherwise at a vector's
-            # end, and where that is depends on the number of threads
-            logits = logits - self._counts * self._sampling.frequency_penalty
-            logits = logits - (self._counts > 0) * self._sampling.presence_penalty
-        return logits
+        """Return one row's logits [vocab_size] less the penalties; `logits` is not written to."""
+        return penalised(
+            logits,
+            self._seen,
+            self._counts,
+            repetition=self._sampling.repetition_penalty,
+            frequency=self._sampling.frequency_penalty,
+            presence=self._sampling.presence_penalty,
+        )
 
 
 def penalties_of(

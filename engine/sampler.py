@@ -8,6 +8,7 @@ sampling kernel's.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,8 +16,18 @@ import torch
 from torch import Tensor
 
 from cadenza.engine.shaping import Shaping, shaping_of
+from cadenza.engine.uploads import Array
 from cadenza.kernels.logprobs import logprobs
-from cadenza.kernels.sampling import LEAST_TEMPERATURE, SETTINGS, sample
+from cadenza.kernels.sampling import (
+    LEAST_TEMPERATURE,
+    SETTINGS,
+    HostColumns,
+    SettingsArray,
+    columns_of,
+    sample,
+    sample_by_columns,
+)
+from cadenza.kernels.triton_backend import uses_triton
 from cadenza.scheduler.plan import BoolArray, Int32Array, Logprobs, Seated
 from cadenza.wire.messages import Sampling
 
@@ -27,6 +38,19 @@ class Sampled(NamedTuple):
     tokens: Int32Array  # [rows], -1 where failed
     failed: BoolArray  # [rows], True: NaN, +inf, or nothing above -inf
     logprobs: dict[int, Logprobs]  # row -> its log-probabilities, where asked for
+
+
+class Draws(NamedTuple):
+    """How the rows of a step are sampled."""
+
+    seats: Int32Array  # [rows]
+    settings: SettingsArray  # [rows]
+    columns: HostColumns | None  # where Triton samples, which does not read settings
+
+    @property
+    def arrays(self) -> Sequence[Array]:
+        """What the device has to be told beforehand."""
+        return () if self.columns is None else self.columns.arrays
 
 
 NOTHING_SAMPLED = Sampled(np.empty(0, dtype=np.int32), np.empty(0, dtype=np.bool_), {})
@@ -41,6 +65,10 @@ class Sampler:
         self._shaping: dict[int, Shaping] = {}  # by seat
         self._vocab_size = vocab_size
         self._device = device
+
+    @property
+    def num_seats(self) -> int:
+        return len(self._settings)
 
     def seat(self, seated: Seated, sampling: Sampling, choice: int) -> None:
         """Hold the settings of the request that takes a seat, until the next one does."""
@@ -63,21 +91,36 @@ class Sampler:
         if shaping is not None:
             self._shaping[seat] = shaping
 
-    def sample(self, logits: Tensor, seats: Int32Array, positions: Int32Array) -> Sampled:
-        """Sample one token a row, no two rows of one seat.
+    def draws(self, seats: Int32Array, positions: Int32Array) -> Draws:
+        """Return how the rows of a step are sampled, no two of one seat.
 
-        logits: [rows, vocab_size] fp32, not written to. positions: [rows], the index in its
-        sequence of the token being sampled. Raises MemoryError.
+        positions: [rows], the index in its sequence of the token being sampled.
         """
         settings = self._settings[seats]
         settings["position"] = positions
-        shaped = self._shaped(logits, seats)
-        tokens = sample(logits, settings, shaped)
+        by_columns = uses_triton(self._device)
+        columns = columns_of(settings, self._vocab_size) if by_columns else None
+        return Draws(seats, settings, columns)
+
+    def draw(self, logits: Tensor, draws: Draws, columns: Sequence[Tensor]) -> Tensor:
+        """Return a token for each row, [rows] int32, -1 where it fails; on the logits' device.
+
+        logits: [rows, vocab_size] fp32, not written to; columns: `draws.arrays` on that device.
+        Raises MemoryError.
+        """
+        shaped = self._shaped(logits, draws.seats)
+        if draws.columns is None:
+            return torch.from_numpy(sample(logits, draws.settings, shaped))
+        return sample_by_columns(logits, draws.columns.on_device(columns), shaped)
+
+    def drawn(self, logits: Tensor, draws: Draws, tokens: Int32Array) -> Sampled:
+        """Note what was drawn, and return it with the log-probabilities that are asked for."""
         failed = tokens < 0
-        for row in shaped:
-            if not failed[row]:
-                self._shaping[int(seats[row])].add(int(tokens[row]))
-        return Sampled(tokens, failed, self._wanted_logprobs(logits, seats, tokens))
+        if self._shaping:
+            for seat, token in zip(draws.seats.tolist(), tokens.tolist(), strict=True):
+                if token >= 0 and seat in self._shaping:
+                    self._shaping[seat].add(token)
+        return Sampled(tokens, failed, self._wanted_logprobs(logits, draws.seats, tokens))
 
     def _shaped(self, logits: Tensor, seats: Int32Array) -> dict[int, Tensor]:
         """Return row -> its logits [vocab_size] as constraints and penalties make them."""

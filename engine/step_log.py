@@ -56,15 +56,27 @@ class LoggedRunner:
         if self._left <= 0:
             self.close()
 
-    def execute(self, plan: StepPlan) -> StepOutcome:
-        """Execute the plan, and log it."""
+    def launch(self, plan: StepPlan) -> Callable[[], StepOutcome]:
+        """Launch the plan, and log it once it was waited for.
+
+        A step takes what the runner keeps its caller for; the rest is between two steps.
+        """
         began_s = self._clock()
-        outcome = self._runner.execute(plan)
         between_s = None if self._ended_s is None else began_s - self._ended_s
-        self._ended_s = self._clock()
-        if self._file is not None:
-            self._write(self._file, _line(plan, outcome, self._ended_s - began_s, between_s))
-        return outcome
+        wait = self._runner.launch(plan)
+        launched_s = self._clock()
+
+        def waited() -> StepOutcome:
+            waiting_s = self._clock()
+            outcome = wait()
+            self._ended_s = self._clock()
+            took_s = launched_s - began_s + self._ended_s - waiting_s
+            meanwhile_s = None if between_s is None else between_s + waiting_s - launched_s
+            if self._file is not None:
+                self._write(self._file, _line(plan, outcome, took_s, meanwhile_s))
+            return outcome
+
+        return waited
 
     def _write(self, file: LineFile, line: dict[str, Any]) -> None:
         try:

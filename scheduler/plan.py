@@ -6,7 +6,7 @@ the runner lays them out; element i of every per-row array is the same row.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -148,6 +148,11 @@ class StepOutcome:
 class Runner(Protocol):
     """Executes plans. The scheduler never calls it; the engine's loop and the tests do."""
 
-    def execute(self, plan: StepPlan) -> StepOutcome:
-        """Copy blocks in the plan's order, run one forward pass, and sample."""
+    def launch(self, plan: StepPlan) -> Callable[[], StepOutcome]:
+        """Copy blocks in the plan's order, run one forward pass, and sample.
+
+        Returns what waits for the outcome, to be called once, before the next launch. Where a
+        device computes beside the host all is under way by then; elsewhere it is done in the
+        waiting, so that what the caller does in between waits for no pass.
+        """
         ...

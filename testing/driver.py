@@ -94,7 +94,7 @@ class Driver:
         self._record(report)
         if self.plan is not None:
             assert self.plan.num_tokens <= self.scheduler.config.max_num_batched_tokens
-        self.outcome = self.runner.execute(self.plan) if self.plan else None
+        self.outcome = self.runner.launch(self.plan)() if self.plan else None
         return report
 
     def run(self, most_steps: int = 10_000) -> None:

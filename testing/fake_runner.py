@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from hashlib import blake2b
 from itertools import islice
 
@@ -38,7 +39,18 @@ def _sample(state: bytes, choice: int) -> int:
     return 1 + (int.from_bytes(state[:4], "little") + 7919 * choice) % (VOCABULARY - 1)
 
 
-class FakeRunner:
+class SteppedRunner:
+    """A runner without a device, whose steps are executed in the waiting."""
+
+    def launch(self, plan: StepPlan) -> Callable[[], StepOutcome]:
+        return partial(self.execute, plan)
+
+    def execute(self, plan: StepPlan) -> StepOutcome:
+        """Do the whole step."""
+        raise NotImplementedError
+
+
+class FakeRunner(SteppedRunner):
     """Knows only what plans wrote into its cache, slot by slot.
 
     A wrong slot, table, position, copy or seat, a block reused too early, or one matched after

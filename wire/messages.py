@@ -73,12 +73,15 @@ class EngineConfig(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     model: str  # a GGUF file or a folder of safetensors, already resolved to a path
     device: str = "auto"  # "auto", "cpu" or "cuda"
     dtype: str = "auto"  # "auto", "float32" or "bfloat16"
-    quantization: str = "none"  # "none" or "int8": of the products of layers, on the CPU
+    quantization: str = "none"  # "none", "int8" or, on a GPU, "fp8": of products of layers
     max_model_len: int | None = None  # None: what the model was trained for
     weight_cache_bytes: int = 4 << 30  # that dequantised weights may take on disk, for later starts
     block_size: int = 16  # tokens a KV block holds
     num_blocks: int | None = None  # None: from kv_cache_bytes
-    kv_cache_bytes: int = 1 << 30
+    kv_cache_bytes: int | None = None  # None: 1 GiB of the host; of a GPU what the next leaves
+    gpu_memory_utilization: float = 0.9  # share of a GPU's memory that may be in use
+    deterministic: bool = False  # no token depends on the other rows; so always on the CPU
+    enforce_eager: bool = False  # compute decode passes launch by launch, not by captured graphs
     max_num_seqs: int = 64  # seats: rows that may run at once
     max_num_batched_tokens: int | None = None  # None: calibrated to step_time_s
     step_time_s: float = 0.075  # what a full step is calibrated to

@@ -8,6 +8,8 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from cadenza.kernels.paged_attention import QueryTiles
+
 Int32Array = npt.NDArray[np.int32]
 
 
@@ -15,7 +17,8 @@ Int32Array = npt.NDArray[np.int32]
 class ModelBatch:
     """One step: tokens of many rows, one row after another.
 
-    Tensors are int64, on the model's device.
+    Tensors are int64, on the model's device. A token whose block is negative is padding, whose keys
+    and values are not written, and whose results mean nothing.
     """
 
     tokens: Tensor  # [tokens]
@@ -25,4 +28,4 @@ class ModelBatch:
     num_context: Int32Array  # [rows], tokens whose keys and values are in the cache already
     num_new: Int32Array  # [rows]
     block_tables: Int32Array  # [rows, blocks]
-    sampled: Tensor  # [sampled], index of each token whose logits are wanted
+    tiles: tuple[QueryTiles, ...] = ()  # what attention is cut into, on the device, if by Triton

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -19,11 +20,14 @@ from cadenza.engine.models.loader import Loader
 from cadenza.engine.models.plain_layers import PlainLayers
 from cadenza.engine.models.weights import EMBEDDING, HEAD, ProgressCallback, Weights
 from cadenza.kernels.decoder_layers import DecoderShape, LayerWeights, NativeLayers, is_supported
-from cadenza.kernels.linear import Weight, linear, pack
+from cadenza.kernels.int8_linear import pack_int8
+from cadenza.kernels.linear import Weight, linear, pack, pack_coded
 from cadenza.kernels.rms_norm import rms_norm
 from cadenza.kernels.rotary_embedding import rotary_tables
 from cadenza.kernels.soft_cap import soft_capped_
 from cadenza.kernels.triton_backend import uses_triton
+
+_CODES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
 
 class Decoder:
@@ -95,16 +99,25 @@ def load_decoder(
     device: torch.device,
     progress: ProgressCallback,
     *,
-    int8: bool = False,
+    quantization: str = "none",
+    deterministic: bool = False,
 ) -> Decoder:
-    """Build the model from its weights; int8: products of layers are those of `int8_linear`.
+    """Build the model from its weights.
 
-    Raises CheckpointError as `Weights.get` does, and for weights that int8 cannot have.
+    quantization: of the products of layers, "none", "int8" or, where Triton computes, "fp8";
+    deterministic: no row's bits depend on other rows.
+
+    Raises CheckpointError as `Weights.get` does, and for weights that cannot be quantised.
     """
     loader = Loader(config, source, dtype, device)
-    kind = _native_layers if has_native_layers(config, dtype, device) else PlainLayers
+    packer = _packer(quantization, device, deterministic=deterministic)
+    read = _layers(config, loader, progress)
+    layers: NativeLayers | PlainLayers
     try:
-        layers = kind(config, _layers(config, loader, progress), int8=int8)
+        if has_native_layers(config, dtype, device):
+            layers = _native_layers(config, read, int8=quantization == "int8")
+        else:
+            layers = PlainLayers(config, read, packer)
     except ValueError as error:
         raise CheckpointError(f"{source.where}: {error}.") from error
     loader.check_all_are_read()
@@ -113,9 +126,20 @@ def load_decoder(
     if not config.tied_embeddings:
         head = loader.tensor(HEAD, config.vocab_size, config.hidden_size)
     norm = loader.norm("model.norm")
-    model = Decoder(config, embedding, layers, norm, pack(head))
+    model = Decoder(config, embedding, layers, norm, pack(head, invariant=deterministic))
     progress("weights", config.num_layers, config.num_layers)
     return model
+
+
+def _packer(
+    quantization: str, device: torch.device, *, deterministic: bool
+) -> Callable[[Tensor], Weight]:
+    """Return what packs the products of layers that are computed operation after operation."""
+    if quantization == "none":
+        return partial(pack, invariant=deterministic)
+    if uses_triton(device):
+        return partial(pack_coded, code=_CODES[quantization], invariant=deterministic)
+    return pack_int8
 
 
 def _layers(config: DecoderConfig, loader: Loader, progress: ProgressCallback) -> Iterator[Layer]:

@@ -21,7 +21,6 @@ from cadenza.engine.models.families import Activation
 from cadenza.engine.models.layer import Layer
 from cadenza.engine.models.rope import Rope
 from cadenza.kernels.gelu_mul import gelu_mul
-from cadenza.kernels.int8_linear import pack_int8
 from cadenza.kernels.kv_write import kv_write
 from cadenza.kernels.linear import Weight, linear, pack
 from cadenza.kernels.paged_attention import (
@@ -30,7 +29,7 @@ from cadenza.kernels.paged_attention import (
     paged_attention,
     plan_attention,
 )
-from cadenza.kernels.rms_norm import rms_norm
+from cadenza.kernels.rms_norm import add_rms_norm, rms_norm
 from cadenza.kernels.rotary_embedding import RotaryTables, rotary_embedding, rotary_tables
 from cadenza.kernels.silu_mul import silu_mul
 
@@ -75,11 +74,14 @@ class PlainLayers:
     """The layers of one model; the cache is all that a step changes."""
 
     def __init__(
-        self, config: DecoderConfig, layers: Iterable[Layer], *, int8: bool = False
+        self,
+        config: DecoderConfig,
+        layers: Iterable[Layer],
+        pack: Callable[[Tensor], Weight] = pack,
     ) -> None:
-        """layers: at least one, each packed before the next is asked for; int8: by `pack_int8`."""
+        """layers: at least one, each packed by `pack` before the next is asked for."""
         self._config = config
-        self._layers = tuple(_packed(layer, pack_int8 if int8 else pack) for layer in layers)
+        self._layers = tuple(_packed(layer, pack) for layer in layers)
         device = self._layers[0].attention_norm.device
         self._tables = {
             rope: rotary_tables(
@@ -99,9 +101,10 @@ class PlainLayers:
                 for window in set(self._config.windows)
             },
         )
+        added = None
         for index in range(len(self._layers)):
-            hidden = self._layer(index, hidden, cache.layer(index), step)
-        return hidden
+            hidden, added = self._layer(index, hidden, added, cache.layer(index), step)
+        return hidden if added is None else hidden + added
 
     def _attention(
         self, batch: ModelBatch, cache: KVCache, device: torch.device, window: int | None
@@ -118,16 +121,28 @@ class PlainLayers:
             workspace=self._workspace,
             window=window,
             softcap=self._config.attention_softcap,
+            tiles=batch.tiles,
         )
 
-    def _layer(self, index: int, hidden: Tensor, cache: Tensor, step: _Step) -> Tensor:
+    def _layer(
+        self, index: int, hidden: Tensor, added: Tensor | None, cache: Tensor, step: _Step
+    ) -> tuple[Tensor, Tensor]:
+        """Return what goes on and what is still to be added to it, as both come in.
+
+        What is added last is added where the sum is normalised.
+        """
         layer, gated = self._layers[index], _GATED[self._config.activation]
-        qkv = layer.qkv.of(self._normed(hidden, layer.attention_norm))
+        eps = self._config.norm_eps
+        if added is None:
+            normed = rms_norm(hidden, layer.attention_norm, eps)
+        else:
+            normed, hidden = add_rms_norm(added, hidden, layer.attention_norm, eps)
+        qkv = layer.qkv.of(normed)
         attended = layer.output.of(self._attend(index, qkv, cache, step))
-        hidden = hidden + self._normed(attended, layer.attention_post_norm)
-        normed = self._normed(hidden, layer.mlp_norm)
+        added = self._normed(attended, layer.attention_post_norm)
+        normed, hidden = add_rms_norm(added, hidden, layer.mlp_norm, eps)
         added = layer.down.of(gated(layer.gate_up.of(normed)))
-        return hidden + self._normed(added, layer.mlp_post_norm)
+        return hidden, self._normed(added, layer.mlp_post_norm)
 
     def _normed(self, x: Tensor, weight: Tensor | None) -> Tensor:
         """Normalise x [..., width]; a norm that the family lacks changes nothing."""

@@ -176,7 +176,6 @@ def _chunk(tokens: Tensor, start: int, end: int) -> ModelBatch:
         num_context=np.array([start], dtype=np.int32),
         num_new=np.array([end - start], dtype=np.int32),
         block_tables=np.arange(_TRIED // _BLOCK, dtype=np.int32)[None],
-        sampled=torch.arange(end - start, device=tokens.device),
     )
 
 

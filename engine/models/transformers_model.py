@@ -59,6 +59,7 @@ class PagedStep:
     def _layout(
         self, queries: Tensor, window: int | None, softcap: float | None
     ) -> AttentionLayout:
+        known = next(iter(self._layouts.values()), None)
         return plan_attention(
             self._batch.num_context,
             self._batch.num_new,
@@ -71,6 +72,7 @@ class PagedStep:
             workspace=self._workspace,
             window=window,
             softcap=softcap,
+            tiles=known.tiles if known else (),
         )
 
 

@@ -12,14 +12,14 @@ import math
 
 from torch import Tensor
 
-_SLOPE = 2.0 * math.sqrt(2.0 / math.pi)
-_CUBIC = 0.044715
+SLOPE = 2.0 * math.sqrt(2.0 / math.pi)
+CUBIC = 0.044715
 
 
 def gelu_mul_reference(gate_up: Tensor) -> Tensor:
     """Map gate_up [rows, 2 * width], the gate first, to [rows, width]; fp32 inside."""
     gate, up = gate_up.chunk(2, dim=-1)
     gate = gate.float()
-    minus_2u = gate * (gate * gate).mul_(-_SLOPE * _CUBIC).sub_(_SLOPE)
+    minus_2u = gate * (gate * gate).mul_(-SLOPE * CUBIC).sub_(SLOPE)
     activated = gate / minus_2u.exp_().add_(1.0)
     return activated.mul_(up).to(gate_up.dtype)

@@ -11,12 +11,28 @@ import torch
 from torch import Tensor
 
 from cadenza.kernels.paged_attention.layout import AttentionLayout, plan_attention
+from cadenza.kernels.paged_attention.query_tiles import (
+    HostTiles,
+    QueryTiles,
+    Splits,
+    TileCutter,
+    invariant_splits,
+    least_query_rows,
+    num_processors,
+)
 from cadenza.kernels.paged_attention.reference import paged_attention_reference
 from cadenza.kernels.paged_attention.workspace import Workspace
 
 __all__ = [
     "AttentionLayout",
+    "HostTiles",
+    "QueryTiles",
+    "Splits",
+    "TileCutter",
     "Workspace",
+    "invariant_splits",
+    "least_query_rows",
+    "num_processors",
     "paged_attention",
     "paged_attention_reference",
     "plan_attention",

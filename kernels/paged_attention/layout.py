@@ -82,17 +82,17 @@ def plan_attention(
     kv_heads: int,
     window: int | None = None,
     softcap: float | None = None,
-    invariant: bool = False,
+    tiles: tuple[QueryTiles, ...] = (),
 ) -> AttentionLayout:
     """Lay out one step. Rows lie one after another, `num_new[i]` tokens each.
 
     num_context, num_new: [rows]; block_tables: [rows, blocks]; group: query heads a KV head;
     window: how many tokens one sees, itself among them, None: all before it; softcap: what bounds
-    scores, None: nothing; invariant: whether Triton has to keep a token's bits whatever else is in
-    the batch, as the reference always does. One workspace may serve many steps, one after another.
+    scores, None: nothing; tiles: of this step, where Triton computes and somebody has planned them,
+    for they depend on neither. One workspace may serve many steps, one after another.
     """
-    if uses_triton(device):
-        tiles = plan_tiles(
+    if tiles or uses_triton(device):
+        tiles = tiles or plan_tiles(
             num_context,
             num_new,
             block_tables,
@@ -100,7 +100,6 @@ def plan_attention(
             group=group,
             head_dim=head_dim,
             device=device,
-            invariant=invariant,
         )
         return AttentionLayout(
             batches=(), tiles=tiles, window=window, softcap=softcap, workspace=workspace

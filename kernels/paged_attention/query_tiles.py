@@ -8,6 +8,7 @@ the device idle, as in decoding; each leaves a partial result, and a second kern
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -57,6 +58,60 @@ class _Tile(NamedTuple):
         return self.position + self.num_real
 
 
+class HostTiles(NamedTuple):
+    """Tiles as the host has cut them, before the device knows of them."""
+
+    columns: npt.NDArray[np.int32]  # [4, tiles], the first four of `QueryTiles`
+    query_rows: int
+    splits: Splits
+
+    def on_device(self, columns: Tensor, block_tables: Tensor) -> QueryTiles:
+        """Return them with their columns and the step's block tables on a device."""
+        first_tokens, positions, counts, rows = columns.unbind()
+        return QueryTiles(
+            first_tokens, positions, counts, rows, block_tables, self.query_rows, self.splits
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TileCutter:
+    """How the steps of one model are cut for one device."""
+
+    kv_heads: int
+    group: int  # query heads a KV head
+    head_dim: int
+    processors: int  # multiprocessors of the device
+    # Whether a token's bits must not depend on the other rows nor on how its own row was cut. Then
+    # all tiles have one shape, and their keys are split at fixed positions.
+    invariant: bool = False
+
+    def cut(self, num_context: IntArray, num_new: IntArray) -> tuple[HostTiles, ...]:
+        """Cut one step of rows [rows] that lie one after another, `num_new[i]` tokens each."""
+        query_rows = least_query_rows(self.group)
+        if self.invariant:
+            tiles = list(_cut(num_context, num_new, query_rows // self.group))
+            splits = invariant_splits(max((tile.num_keys for tile in tiles), default=0))
+            each = self.kv_heads * splits.number * query_rows * (self.head_dim + 2) * 4
+            size = max(1, _PARTIAL_BYTES // each)
+            parts = [tiles[start : start + size] for start in range(0, len(tiles), size)]
+            return tuple(_batch(part, query_rows, splits) for part in parts)
+        decoding = num_new == 1
+        decodes = list(_cut(num_context, np.where(decoding, num_new, 0), 1, num_new))
+        batches = []
+        if decodes:
+            batches.append(_batch(decodes, query_rows, self.decode_splits(len(decodes))))
+        query_rows = prefill_query_rows(self.group, self.head_dim)
+        counts = np.where(decoding, 0, num_new)
+        prefills = list(_cut(num_context, counts, query_rows // self.group, num_new))
+        if prefills:
+            batches.append(_batch(prefills, query_rows, Splits(1, 0)))
+        return tuple(batches)
+
+    def decode_splits(self, num_rows: int) -> Splits:
+        """Return how the keys of so many decoding rows are split, where bits may depend on it."""
+        return decode_splits(num_rows * self.kv_heads, self.processors)
+
+
 def plan_tiles(
     num_context: IntArray,
     num_new: IntArray,
@@ -68,33 +123,19 @@ def plan_tiles(
     device: torch.device,
     invariant: bool = False,
 ) -> tuple[QueryTiles, ...]:
-    """Cut one step. Rows lie one after another, `num_new[i]` tokens each.
-
-    num_context, num_new: [rows]; block_tables: [rows, blocks]; group: query heads a KV head;
-    invariant: whether a token's bits must not depend on the other rows nor on how its own row was
-    cut. Then all tiles have one shape, and their keys are split at fixed positions.
-    """
+    """Cut one step as `TileCutter` does, and tell the device. block_tables: [rows, blocks]."""
+    cutter = TileCutter(
+        kv_heads=kv_heads,
+        group=group,
+        head_dim=head_dim,
+        processors=num_processors(device),
+        invariant=invariant,
+    )
     tables = _to_device(block_tables, device)
-    if invariant:
-        query_rows = least_query_rows(group)
-        tiles = list(_cut(num_context, num_new, query_rows // group))
-        most = max((tile.num_keys for tile in tiles), default=0)
-        splits = Splits(max(1, -(-most // _INVARIANT_SPLIT_KEYS)), _INVARIANT_SPLIT_KEYS)
-        each = kv_heads * splits.number * query_rows * (head_dim + 2) * 4
-        size = max(1, _PARTIAL_BYTES // each)
-        parts = [tiles[start : start + size] for start in range(0, len(tiles), size)]
-        return tuple(_batch(part, tables, query_rows, splits) for part in parts)
-    decoding = num_new == 1
-    decodes = list(_cut(num_context, np.where(decoding, num_new, 0), 1, num_new))
-    query_rows = prefill_query_rows(group, head_dim)
-    prefills = list(_cut(num_context, np.where(decoding, 0, num_new), query_rows // group, num_new))
-    batches = []
-    if decodes:
-        splits = decode_splits(len(decodes) * kv_heads, num_processors(device))
-        batches.append(_batch(decodes, tables, least_query_rows(group), splits))
-    if prefills:
-        batches.append(_batch(prefills, tables, query_rows, Splits(1, 0)))
-    return tuple(batches)
+    return tuple(
+        tiles.on_device(_to_device(tiles.columns, device), tables)
+        for tiles in cutter.cut(num_context, num_new)
+    )
 
 
 def least_query_rows(group: int) -> int:
@@ -112,6 +153,11 @@ def decode_splits(num_programs: int, processors: int) -> Splits:
     """Return into how many parts keys are split, for programs that are otherwise so many."""
     wanted = -(-_PROGRAMS_A_PROCESSOR * processors // num_programs)
     return Splits(min(_power_of_two_from(wanted), _MOST_SPLITS), 0)
+
+
+def invariant_splits(most_keys: int) -> Splits:
+    """Return splits at fixed positions for tiles that see at most so many keys."""
+    return Splits(max(1, -(-most_keys // _INVARIANT_SPLIT_KEYS)), _INVARIANT_SPLIT_KEYS)
 
 
 def num_processors(device: torch.device) -> int:
@@ -135,10 +181,9 @@ def _cut(
             )
 
 
-def _batch(tiles: list[_Tile], tables: Tensor, query_rows: int, splits: Splits) -> QueryTiles:
-    columns = _to_device(np.array(tiles, dtype=np.int32).T, tables.device)
-    first_tokens, positions, counts, rows = columns.unbind()
-    return QueryTiles(first_tokens, positions, counts, rows, tables, query_rows, splits)
+def _batch(tiles: list[_Tile], query_rows: int, splits: Splits) -> HostTiles:
+    columns = np.array(tiles, dtype=np.int32).T
+    return HostTiles(np.ascontiguousarray(columns), query_rows, splits)
 
 
 def _power_of_two_from(number: int) -> int:

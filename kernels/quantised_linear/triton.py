@@ -63,17 +63,21 @@ def _quantised_linear_kernel(  # type: ignore[no-untyped-def]
     tl.store(out_ptr + m[:, None] * outputs + n[None, :], out, mask=mask)
 
 
-def quantised_linear_triton(x: Tensor, weight: QuantisedWeight) -> Tensor:
+def quantised_linear_triton(
+    x: Tensor, weight: QuantisedWeight, dtype: torch.dtype, *, invariant: bool
+) -> Tensor:
     """Multiply x [rows, in_features] as `quantised_linear` does; rows of x are contiguous."""
     _validate(x, weight)
     rows, inputs = x.shape
     outputs = len(weight.scales)
-    out = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
+    out = torch.empty((rows, outputs), dtype=dtype, device=x.device)
     if not rows:
         return out
     is_fp8 = weight.codes.dtype == torch.float8_e4m3fn
     is_fp32 = x.dtype == torch.float32
-    block_m = _FEW_ROWS if rows <= _FEW_ROWS or is_fp32 else _MANY_ROWS
+    # tiles of another shape may be multiplied by other instructions
+    few = rows <= _FEW_ROWS and not invariant
+    block_m = _FEW_ROWS if few or is_fp32 else _MANY_ROWS
     _quantised_linear_kernel[(triton.cdiv(outputs, _OUTPUTS), triton.cdiv(rows, block_m))](
         x,
         weight.codes.view(torch.uint8) if is_fp8 else weight.codes,

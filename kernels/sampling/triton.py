@@ -13,13 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
 import torch
 import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
-from cadenza.kernels.sampling.settings import SettingsArray
+from cadenza.kernels.sampling.columns import Columns
 
 _PIECE = 1024  # tokens a program draws for: four words of noise a thread and Philox call
 _WINDOW = 1024  # tokens that a search for a cut reads at once
@@ -269,16 +268,16 @@ def _winner_kernel(  # type: ignore[no-untyped-def]
     tl.store(out_ptr + row, tl.where(is_failed, -1, winner))
 
 
-def sample_triton(logits: Tensor, settings: SettingsArray, shaped: Mapping[int, Tensor]) -> Tensor:
+def sample_triton(logits: Tensor, columns: Columns, shaped: Mapping[int, Tensor]) -> Tensor:
     """Return a token for each row, [rows] int32 on the device of the logits, as `sample` does.
 
-    logits: [rows, vocab_size] fp32, rows contiguous.
+    logits: [rows, vocab_size] fp32, rows contiguous; columns: of its rows, on its device.
     """
     if logits.dtype != torch.float32 or logits.stride(1) != 1:
         raise ValueError(f"logits are {logits.dtype} with strides {logits.stride()}")
     rows, size = logits.shape
-    if len(settings) != rows:
-        raise ValueError(f"{len(settings)} rows of settings for {rows} of logits")
+    if len(columns.seeds) != rows:
+        raise ValueError(f"{len(columns.seeds)} rows of settings for {rows} of logits")
     out = torch.empty(rows, dtype=torch.int32, device=logits.device)
     if not rows:
         return out
@@ -297,7 +296,6 @@ def sample_triton(logits: Tensor, settings: SettingsArray, shaped: Mapping[int, 
         for row, values in shaped.items():
             logits[row] = values
         largest = largest_of(logits)
-    columns = _Columns(settings, size, logits.device)
     cuts, last_ids = out, out
     if columns.has_cuts:
         cuts, last_ids = torch.empty_like(out), torch.empty_like(out)
@@ -338,26 +336,3 @@ def sample_triton(logits: Tensor, settings: SettingsArray, shaped: Mapping[int, 
     )
     _winner_kernel[(rows,)](largest, raw_largest, scores, tokens, out, num_pieces, PIECES=pieces)
     return out
-
-
-class _Columns:
-    """Settings on the device, a column each."""
-
-    def __init__(self, settings: SettingsArray, size: int, device: torch.device) -> None:
-        draws = settings["temperature"] > 0
-        has_top_k = (settings["top_k"] > 0) & (settings["top_k"] < size)
-        self.has_cuts = bool((draws & (has_top_k | (settings["top_p"] < 1.0))).any())
-        # p >= min_p * largest p; the largest scaled logit is 0
-        with np.errstate(divide="ignore"):
-            leasts = np.log(np.minimum(settings["min_p"], 1.0))
-
-        def on_device(column: np.ndarray, dtype: type) -> Tensor:
-            return torch.from_numpy(np.ascontiguousarray(column, dtype=dtype)).to(device)
-
-        self.seeds = on_device(settings["seed"].view(np.int64), np.int64)
-        self.positions = on_device(settings["position"].view(np.int32), np.int32)
-        self.choices = on_device(settings["choice"].view(np.int32), np.int32)
-        self.top_ks = on_device(settings["top_k"], np.int32)
-        self.temperatures = on_device(settings["temperature"], np.float32)
-        self.leasts = on_device(leasts, np.float32)
-        self.top_ps = on_device(settings["top_p"], np.float64)

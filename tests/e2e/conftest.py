@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cache
 from hashlib import sha256
+from typing import Any
 
 import gguf
 import numpy as np
@@ -15,10 +16,12 @@ import torch
 import transformers
 
 from cadenza.checkpoints.locate import locate
-from cadenza.engine.runner import ModelRunner, RunnerFacts, build_runner
+from cadenza.engine.runner import ModelRunner
+from cadenza.engine.startup import RunnerFacts, build_runner
 from cadenza.policies.profile import Profile
 from cadenza.scheduler.plan import StepOutcome, StepPlan
 from cadenza.testing import Driver
+from cadenza.testing.fake_runner import SteppedRunner
 from cadenza.wire.messages import EngineConfig, Sampling
 from tests.e2e.servers import Served, serving
 
@@ -26,27 +29,29 @@ BLOCK_SIZE = 16
 GREEDY = Sampling(temperature=0.0)
 
 
-class Recorder:
+class Recorder(SteppedRunner):
     """Runs plans on a model and keeps digests of the logits that each choice drew from."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
-        self._logits = runner.logits
+        self._draw = runner.sampler.draw
         self.digests: dict[int, list[bytes]] = {}  # by request
 
     def execute(self, plan: StepPlan) -> StepOutcome:
-        self._runner.logits = lambda plan: self._record(plan)  # type: ignore[method-assign]
+        def draw(logits: torch.Tensor, *args: Any) -> torch.Tensor:
+            self._record(plan, logits)
+            return self._draw(logits, *args)
+
+        self._runner.sampler.draw = draw  # type: ignore[method-assign]
         try:
             return self._runner.execute(plan)
         finally:
-            self._runner.logits = self._logits  # type: ignore[method-assign]
+            self._runner.sampler.draw = self._draw  # type: ignore[method-assign]
 
-    def _record(self, plan: StepPlan) -> torch.Tensor:
-        logits = self._logits(plan)
+    def _record(self, plan: StepPlan, logits: torch.Tensor) -> None:
         for request, row in zip(plan.sample_requests.tolist(), logits, strict=True):
             digest = sha256(row.cpu().numpy().tobytes()).digest()
             self.digests.setdefault(request, []).append(digest)
-        return logits
 
 
 @dataclass

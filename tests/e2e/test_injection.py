@@ -31,6 +31,7 @@ from cadenza.scheduler.decisions import (
 from cadenza.scheduler.plan import Copies, Runner, StepOutcome, StepPlan
 from cadenza.scheduler.scheduler import Scheduler
 from cadenza.scheduler.states import FinishReason
+from cadenza.testing.fake_runner import SteppedRunner
 from cadenza.wire.arrays import pack_ids
 from cadenza.wire.messages import Sampling
 from tests.e2e.conftest import GREEDY, DemoModel, load_demo
@@ -150,7 +151,7 @@ class Choice(NamedTuple):
     generated_tokens: int
 
 
-class Poisoner:
+class Poisoner(SteppedRunner):
     """Runs plans, then fills with NaN what no later plan may read before it writes."""
 
     def __init__(self, runner: Runner, demo: DemoModel, scheduler: Scheduler) -> None:
@@ -165,7 +166,7 @@ class Poisoner:
         self.scores: dict[int, dict[int, tuple[bytes, ...]]] = {}
 
     def execute(self, plan: StepPlan) -> StepOutcome:
-        outcome = self._runner.execute(plan)
+        outcome = self._runner.launch(plan)()
         for request, first, *arrays in outcome.prompt_scores:
             known = self.scores.setdefault(request // 10, {})
             for place, told in enumerate(zip(*arrays, strict=True), start=first):

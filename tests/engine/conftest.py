@@ -12,7 +12,9 @@ import torch
 import transformers
 
 from cadenza.checkpoints import locate
-from cadenza.engine.runner import ModelRunner, RunnerFacts, build_runner
+from cadenza.engine.runner import ModelRunner
+from cadenza.engine.sampler import Sampled, Sampler
+from cadenza.engine.startup import RunnerFacts, build_runner
 from cadenza.scheduler.plan import Copies, Seated, StepPlan
 from cadenza.wire.messages import EngineConfig, Sampling
 
@@ -138,6 +140,15 @@ def make_plan(
         seated=tuple(Seated(seat, *entry) for seat, entry in enumerate(taken)) if seated else (),
         copies=copies or make_copies(),
     )
+
+
+def sampled(
+    sampler: Sampler, logits: torch.Tensor, seats: np.ndarray, positions: np.ndarray
+) -> Sampled:
+    """One step of a sampler, from settings to what is told."""
+    draws = sampler.draws(seats, positions)
+    tokens = sampler.draw(logits, draws, [torch.from_numpy(array) for array in draws.arrays])
+    return sampler.drawn(logits, draws, tokens.numpy())
 
 
 def random_tokens(count: int, seed: int = 0, vocab_size: int = 49_152) -> list[int]:

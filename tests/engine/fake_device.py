@@ -6,9 +6,11 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
-from cadenza.engine.device import Stream
+from cadenza.engine.device import Memory, Stream
+from tests.engine.tape import Tape
 
 
 @dataclass(eq=False)
@@ -30,24 +32,49 @@ class FakeDevice:
 
     prefer: Stream | None
     seed: int = 0
-    kept: list[Tensor] = field(default_factory=list)  # told to live until their work is done
+    has: Memory | None = None
+    works_beside: bool = True
+    num_captures: int = 0
+    num_replays: int = 0
     _given: dict[Stream, list[Work]] = field(default_factory=lambda: {each: [] for each in Stream})
     _after: dict[Stream, list[Work]] = field(default_factory=lambda: {each: [] for each in Stream})
+    _is_capturing: bool = False
 
     def __post_init__(self) -> None:
         self._chance = random.Random(self.seed)
 
-    def run(
-        self, stream: Stream, work: Callable[[], None], uses: tuple[Tensor, ...] = ()
-    ) -> FakeSpan:
+    def run(self, stream: Stream, work: Callable[[], None]) -> FakeSpan:
+        assert not self._is_capturing, "a capture holds one stream's work"
         piece = Work(work, [*self._given[stream][-1:], *self._after[stream]])
         self._given[stream].append(piece)
-        self.kept.extend(uses)
         self._work_ahead()
         return FakeSpan(self, piece)
 
     def wait(self, stream: Stream, on: Stream) -> None:
         self._after[stream] = self._given[on][-1:]
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Do the work, then note which operations over which addresses it consists of."""
+        self.finish_all()
+        work()
+        tape = Tape()
+        self._is_capturing = True
+        with tape:
+            work()
+        self._is_capturing = False
+        self.num_captures += 1
+
+        def again() -> None:
+            self.num_replays += 1
+            tape.replay()
+
+        return again
+
+    def host_memory(self, num_bytes: int) -> Tensor:
+        return torch.full((num_bytes,), 0x55, dtype=torch.uint8)
+
+    def memory(self) -> Memory | None:
+        return self.has
 
     def finish(self, work: Work) -> None:
         """Do the work, and before it no more than it has to follow."""
@@ -56,6 +83,7 @@ class FakeDevice:
                 self.finish(before)
             work.run()
             work.is_done = True
+            work.after.clear()
 
     def finish_all(self) -> None:
         for stream in self._order():

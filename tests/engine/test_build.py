@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from cadenza.engine import runner
+from cadenza.engine import startup
 from cadenza.engine.build import build_engine, settings_of
 from cadenza.engine.channel import Channel
 from cadenza.wire.arrays import pack_ids, read_requests, view_ids
@@ -62,7 +62,7 @@ def engine_config(model: str, **changes: Any) -> EngineConfig:
 def test_an_engine_without_compiled_kernels_says_so_once(
     tiny: str, monkeypatch: pytest.MonkeyPatch, products: str, told: int
 ):
-    monkeypatch.setattr(runner, "backend", lambda dtype: products)
+    monkeypatch.setattr(startup, "backend", lambda dtype: products)
     ours, theirs = socket.socketpair()
     with ours, theirs, capture_logs() as logs:
         build_engine(Channel(theirs), engine_config(tiny, num_blocks=40))

@@ -14,6 +14,7 @@ from cadenza.engine.sampler import Sampler
 from cadenza.scheduler.plan import Seated
 from cadenza.wire.arrays import pack_ids
 from cadenza.wire.messages import Sampling
+from tests.engine.conftest import sampled
 
 CPU = torch.device("cpu")
 VOCAB = 5_000
@@ -140,7 +141,7 @@ def sampler_of(*settings: Sampling) -> Sampler:
 
 def sample(sampler: Sampler, logits: torch.Tensor, seats: Sequence[int], position: int = 9):
     positions = np.full(len(seats), position, dtype=np.int32)
-    return sampler.sample(logits, np.array(seats, dtype=np.int32), positions)
+    return sampled(sampler, logits, np.array(seats, dtype=np.int32), positions)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.5])

@@ -20,7 +20,7 @@ from cadenza.checkpoints import CheckpointError, read_gguf
 from cadenza.engine import loading
 from cadenza.engine.loading import load_model
 from cadenza.engine.models import GgufWeights, config_from_gguf
-from cadenza.engine.runner import RunnerFacts, build_runner
+from cadenza.engine.startup import RunnerFacts, build_runner
 from cadenza.wire.messages import EngineConfig, Sampling, SamplingDefaults
 from tests.engine.conftest import Row, make_plan, save_tiny
 from tests.engine.models.tiny import OTHERS
@@ -516,17 +516,35 @@ def test_unknown_devices_and_dtypes_are_named(device: str, dtype: str, problem: 
         load(Path("never-read"), device, dtype)
 
 
-def test_int8_is_for_the_cpu():
-    assert loading.is_int8("int8", torch.device("cpu"))
-    with pytest.raises(ValueError, match=r"int8, which runs on the CPU; device is cuda\.$"):
-        loading.is_int8("int8", torch.device("cuda"))
+def test_int8_is_for_any_device_and_fp8_for_gpus():
+    for device in (torch.device("cpu"), torch.device("cuda")):
+        for quantization in ("none", "int8"):
+            loading.check_quantization(quantization, device)
+    loading.check_quantization("fp8", torch.device("cuda"))
+    with pytest.raises(ValueError, match=r"fp8, which runs on a GPU; device is cpu\.$"):
+        loading.check_quantization("fp8", torch.device("cpu"))
 
 
-def test_int8_is_for_layers_of_our_own(tmp_path: Path):
+def test_quantisation_and_determinism_are_for_layers_of_our_own(tmp_path: Path):
     OTHERS["OLMo2"].save(tmp_path)
 
     with pytest.raises(ValueError, match="those of Olmo2ForCausalLM are run by transformers"):
         load_model(tmp_path, "cpu", "float32", lambda *_: None, quantization="int8")
+    with pytest.raises(ValueError, match="the layers of Olmo2ForCausalLM are run by transformers"):
+        load_model(tmp_path, "cpu", "float32", lambda *_: None, deterministic=True)
+
+
+def test_weights_that_a_gpu_has_no_room_for_are_told_with_their_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    save_tiny(tmp_path)
+
+    def full(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(loading, "load_decoder", full)
+    with pytest.raises(ValueError, match=r"^0\.0 GiB of weights do not fit into what is free"):
+        load_model(tmp_path, "cpu", "float32", lambda *_: None)
 
 
 @pytest.mark.parametrize("head_dim", [10, 32])  # plain and native layers

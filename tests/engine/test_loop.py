@@ -12,11 +12,14 @@ import pytest
 
 from cadenza.engine.channel import Channel, ChannelClosed
 from cadenza.engine.loop import EngineLoop
+from cadenza.engine.patience import Patience
 from cadenza.engine.policies import EnginePolicies
+from cadenza.scheduler.costs import CostModel
 from cadenza.scheduler.plan import StepOutcome, StepPlan
 from cadenza.scheduler.report import Statistics, StepReport, StepResult
 from cadenza.scheduler.request import Arrival, Refused
 from cadenza.testing import Driver, oracle
+from cadenza.testing.fake_runner import SteppedRunner
 from cadenza.wire.arrays import pack_ids, read_requests, view_ids
 from cadenza.wire.codec import FrameReader, encode
 from cadenza.wire.messages import (
@@ -316,6 +319,7 @@ class FakeChannel:
         self.sent: list[ToFront] = []
         self.backlog = 0
         self.at_receive: Callable[[], None] = lambda: None
+        self.at_send: Callable[[], None] = lambda: None
 
     def receive(self, timeout_s: float | None) -> list[ToEngine]:
         self.waits.append(timeout_s)
@@ -323,6 +327,7 @@ class FakeChannel:
         return self._inboxes.pop(0) if self._inboxes else [Shutdown()]
 
     def send(self, message: ToFront) -> None:
+        self.at_send()
         self.sent.append(message)
 
 
@@ -360,7 +365,7 @@ class FakeScheduler:
         return self.idle
 
 
-class FakeRunner:
+class FakeRunner(SteppedRunner):
     def __init__(self) -> None:
         self.outcomes: list[StepOutcome] = []
 
@@ -390,6 +395,7 @@ class Stage:
         self.channel = FakeChannel(*inboxes)
         self.scheduler = FakeScheduler()
         self.runner = FakeRunner()
+        self.patience: Patience | None = None
         self.submits: dict[int, Submit] = {}
         self.now_s = 100.0
 
@@ -398,7 +404,13 @@ class Stage:
         scheduler: Any = self.scheduler
         policies = EnginePolicies(PolicyConfig())
         EngineLoop(
-            channel, scheduler, self.runner, self.submits, policies, lambda: self.now_s
+            channel,
+            scheduler,
+            self.runner,
+            self.submits,
+            policies,
+            lambda: self.now_s,
+            self.patience,
         ).run()
 
 
@@ -448,6 +460,46 @@ def test_a_credit_that_makes_work_is_followed_by_steps_until_there_is_none():
 
     assert stage.channel.waits == [None, 0, 0, None]
     assert len(stage.runner.outcomes) == 2
+    assert stage.scheduler.outcomes == [None, *stage.runner.outcomes]
+
+
+class LateRunner(FakeRunner):
+    """Tells when it is given work, and when somebody waits for it."""
+
+    def __init__(self, told: list[str]) -> None:
+        super().__init__()
+        self._told = told
+
+    def launch(self, plan: StepPlan) -> Callable[[], StepOutcome]:
+        self._told.append("launched")
+        wait = super().launch(plan)
+
+        def waited() -> StepOutcome:
+            self._told.append("waited for")
+            return wait()
+
+        return waited
+
+
+@pytest.mark.parametrize(
+    ("compiles", "order"),
+    [(False, ["launched", "sent", "waited for"]), (True, ["sent", "launched", "waited for"])],
+)
+def test_a_frame_leaves_between_launch_and_wait_but_before_kernels_are_compiled(
+    compiles: bool, order: list[str]
+):
+    """The device is at work by then; compiling takes longer than the front allows unasked."""
+    told: list[str] = []
+    stage = Stage([Credit(1, 5)], [])
+    stage.runner = LateRunner(told)
+    stage.patience = Patience(CostModel(), compiles=compiles)
+    stage.scheduler.plans = [make_plan()]
+    stage.scheduler.grant = lambda *_: setattr(stage.scheduler, "has_work", True)
+    stage.channel.at_send = lambda: told.append("sent")
+
+    stage.run()
+
+    assert told == [*order, "sent"]
     assert stage.scheduler.outcomes == [None, *stage.runner.outcomes]
 
 

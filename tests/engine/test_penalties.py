@@ -14,6 +14,7 @@ from cadenza.engine.sampler import Sampler
 from cadenza.kernels.philox import gumbel_noise
 from cadenza.scheduler.plan import Seated
 from cadenza.wire.messages import Sampling
+from tests.engine.conftest import sampled
 
 CPU = torch.device("cpu")
 VOCAB = 50_000  # more than one thread's share
@@ -125,7 +126,7 @@ def sampler_of(*settings: Sampling) -> Sampler:
 
 def sample(sampler: Sampler, logits: torch.Tensor, seats: Sequence[int], position: int = 90):
     positions = np.full(len(seats), position, dtype=np.int32)
-    return sampler.sample(logits, np.array(seats, dtype=np.int32), positions)
+    return sampled(sampler, logits, np.array(seats, dtype=np.int32), positions)
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)

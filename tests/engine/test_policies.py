@@ -26,6 +26,7 @@ from cadenza.policies.runner import STRIKES, PolicyUnusable
 from cadenza.scheduler.plan import StepOutcome, StepPlan
 from cadenza.scheduler.states import FinishReason
 from cadenza.testing import Driver, oracle
+from cadenza.testing.fake_runner import SteppedRunner
 from cadenza.wire.codec import encode
 from cadenza.wire.messages import (
     DescribePolicies,
@@ -711,7 +712,7 @@ def test_a_shadow_is_introduced_and_the_live_policies_are_not():
 # The loop
 
 
-class Held:
+class Held(SteppedRunner):
     """Executes the first plan once the test lets it."""
 
     def __init__(self, runner: Any) -> None:
@@ -721,7 +722,7 @@ class Held:
     def execute(self, plan: StepPlan) -> StepOutcome:
         self.started.set()
         self.go.wait()
-        return self._runner.execute(plan)
+        return self._runner.launch(plan)()
 
 
 @pytest.fixture

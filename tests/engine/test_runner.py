@@ -11,7 +11,7 @@ import torch
 
 from cadenza.checkpoints import locate
 from cadenza.engine.calibration import tokens_within
-from cadenza.engine.runner import build_runner
+from cadenza.engine.startup import build_runner
 from cadenza.scheduler.plan import Seated
 from cadenza.wire.messages import EngineConfig, Sampling
 from tests.engine.conftest import Demo, Row, load_demo, make_copies, make_plan, random_tokens
@@ -306,7 +306,7 @@ def test_facts_are_the_figures_in_force() -> None:
         ({"swap_bytes": -1}, "swap_bytes is -1, negative."),
         ({"step_time_s": 0.0}, "step_time_s is 0.0, not positive."),
         ({"dtype": "int8"}, "dtype is 'int8', not auto, float32 or bfloat16."),
-        ({"quantization": "int4"}, "quantization is 'int4', not none or int8."),
+        ({"quantization": "int4"}, "quantization is 'int4', not none, int8 or fp8."),
         ({"device": "tpu"}, "device is 'tpu', not auto, cpu or cuda."),
     ],
 )

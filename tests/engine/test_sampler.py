@@ -14,6 +14,7 @@ from cadenza.engine.sampler import Sampled, Sampler
 from cadenza.kernels.philox import gumbel_noise
 from cadenza.scheduler.plan import Seated
 from cadenza.wire.messages import Sampling
+from tests.engine.conftest import sampled
 
 CPU = torch.device("cpu")
 VOCAB = 8
@@ -37,7 +38,8 @@ def sample(
     sampler = Sampler(len(settings), logits.shape[1], CPU)
     for seat, sampling in enumerate(settings):
         sampler.seat(seated(seat), sampling, choices[seat] if choices else 0)
-    return sampler.sample(
+    return sampled(
+        sampler,
         logits,
         np.arange(len(settings), dtype=np.int32),
         np.array(positions or [0] * len(settings), dtype=np.int32),
@@ -293,8 +295,8 @@ def test_a_new_request_in_a_seat_brings_its_own_settings() -> None:
     sampler = Sampler(1, VOCAB, CPU)
     seat, position = np.zeros(1, dtype=np.int32), np.zeros(1, dtype=np.int32)
     sampler.seat(seated(0), Sampling(temperature=0.0, logprobs=1), 0)
-    assert sampler.sample(LOGITS[None], seat, position).logprobs
+    assert sampled(sampler, LOGITS[None], seat, position).logprobs
 
     sampler.seat(seated(0), Sampling(temperature=0.0), 0)
 
-    assert not sampler.sample(LOGITS[None], seat, position).logprobs
+    assert not sampled(sampler, LOGITS[None], seat, position).logprobs

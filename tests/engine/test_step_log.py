@@ -54,7 +54,8 @@ def test_a_step_is_what_it_computes(tmp_path: Path):
     assert first["prefills"] == [[10, 0]]
     assert (first["decodes"], first["between_s"]) == (0, None)
     assert (second["decodes"], second["contexts"], second["prefills"]) == (1, 10, [[6, 0]])
-    assert (second["took_s"], second["between_s"]) == (0.25, 0.75)
+    # launching and waiting are its own; what is done between them is not
+    assert (second["took_s"], second["between_s"]) == (0.5, 1.0)
 
 
 def test_the_log_ends_before_it_fills_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from cadenza.kernels.block_moves.triton import gather_blocks_triton, scatter_blocks_triton
+from cadenza.kernels.gelu_mul.triton import gelu_mul_triton
 from cadenza.kernels.kv_write.triton import kv_write_triton
+from cadenza.kernels.linear.triton import linear_triton
 from cadenza.kernels.paged_attention.query_tiles import (
     QueryTiles,
     Splits,
@@ -21,11 +23,12 @@ from cadenza.kernels.paged_attention.query_tiles import (
     prefill_query_rows,
 )
 from cadenza.kernels.paged_attention.triton import paged_attention_triton
+from cadenza.kernels.penalties.triton import penalised_triton
 from cadenza.kernels.quantised_linear import QuantisedWeight
 from cadenza.kernels.quantised_linear.triton import quantised_linear_triton
 from cadenza.kernels.rms_norm.triton import add_rms_norm_triton, rms_norm_triton
 from cadenza.kernels.rotary_embedding.triton import rotary_embedding_triton
-from cadenza.kernels.sampling import SETTINGS
+from cadenza.kernels.sampling import SETTINGS, columns_of
 from cadenza.kernels.sampling.triton import sample_triton
 from cadenza.kernels.silu_mul.triton import silu_mul_triton
 
@@ -100,19 +103,34 @@ def _silu_mul() -> None:
     silu_mul_triton(_tensor(_TOKENS, 2 * 14336))
 
 
+def _gelu_mul() -> None:
+    gelu_mul_triton(_tensor(_TOKENS, 2 * 14336))
+
+
+def _linear(dtype: torch.dtype) -> None:
+    linear_triton(_tensor(_TOKENS, 4096, dtype=dtype), _tensor(4096, 4096, dtype=dtype), dtype)
+
+
+def _penalties() -> None:
+    logits, counts = (_tensor(128256, dtype=torch.float32) for _ in range(2))
+    penalised_triton(logits, _tensor(128256, dtype=torch.bool), counts, 1.1, 0.5, 0.5)
+
+
 def _sampling(shares: dict[str, float]) -> Callable[[], object]:
     settings = np.zeros(_TOKENS, dtype=SETTINGS)
     for name, value in shares.items():
         settings[name] = value
     logits = _tensor(_TOKENS, 128256, dtype=torch.float32)
-    return lambda: sample_triton(logits, settings, {})
+    columns = columns_of(settings, 128256).sent(logits.device)
+    return lambda: sample_triton(logits, columns, {})
 
 
 def _quantised_linear(
     rows: int, code: torch.dtype, dtype: torch.dtype = torch.bfloat16
 ) -> Callable[[], object]:
     weight = QuantisedWeight(_tensor(4096, 14336, dtype=code), _tensor(4096, dtype=torch.float32))
-    return lambda: quantised_linear_triton(_tensor(rows, 14336, dtype=dtype), weight)
+    x = _tensor(rows, 14336, dtype=dtype)
+    return lambda: quantised_linear_triton(x, weight, dtype, invariant=False)
 
 
 LAUNCHES: dict[str, Callable[[], object]] = {
@@ -136,11 +154,15 @@ LAUNCHES: dict[str, Callable[[], object]] = {
     "16,384 wide, with residual": _add_rms_norm(16384),
     "40 heads of 128": _rotary_embedding,
     "14,336 wide": _silu_mul,
+    "14,336 wide, by GELU": _gelu_mul,
+    "4,096 by 4,096": lambda: _linear(torch.bfloat16),
+    "4,096 by 4,096, fp32": lambda: _linear(torch.float32),
     "16 rows, int8": _quantised_linear(16, torch.int8),
     "16 rows, fp8": _quantised_linear(16, torch.float8_e4m3fn),
     "64 rows, int8": _quantised_linear(64, torch.int8),
     "64 rows, fp8": _quantised_linear(64, torch.float8_e4m3fn),
     "64 rows, fp8, fp32": _quantised_linear(64, torch.float8_e4m3fn, torch.float32),
+    "128,256 tokens, all three": _penalties,
     "128,256 tokens": _sampling({"temperature": 1.0, "top_p": 1.0}),
     "128,256 tokens, top-k and top-p": _sampling({"temperature": 1.0, "top_p": 0.9, "top_k": 40}),
 }

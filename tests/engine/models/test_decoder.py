@@ -15,6 +15,7 @@ from cadenza.policies.profile import Profile
 from cadenza.scheduler.costs import CostModel
 from cadenza.scheduler.plan import StepOutcome, StepPlan, StepTimes
 from cadenza.testing import Driver
+from cadenza.testing.fake_runner import SteppedRunner
 from tests.e2e.conftest import Recorder
 from tests.engine.conftest import Demo, Row, make_plan, random_tokens
 from tests.engine.models.tiny import OTHERS, TINY, VOCABULARY, open_runner
@@ -70,7 +71,7 @@ class Loaded:
     whole: Run = field(init=False)  # everybody at once, undisturbed
 
 
-class Timed:
+class Timed(SteppedRunner):
     """A recorder of logits to which computing takes long and copying no time."""
 
     def __init__(self, runner: ModelRunner) -> None:

@@ -14,6 +14,7 @@ from cadenza.engine.models import FolderWeights, load_decoder, transformers_mode
 from cadenza.engine.models.families import BY_ARCHITECTURE
 from cadenza.engine.models.folder_config import config_from_folder
 from cadenza.engine.models.transformers_model import TransformersModel
+from cadenza.kernels import linear
 from cadenza.kernels.linear import Weight, native, pack
 from tests.engine.models.tiny import OTHERS, Tiny
 
@@ -56,7 +57,7 @@ def test_a_layer_is_let_go_once_it_is_packed(
         torch.float32,
         torch.device("cpu"),
         lambda *_: held.append(source.num_held()),
-        int8=int8,
+        quantization="int8" if int8 else "none",
     )
 
     assert model.layers == layers
@@ -86,3 +87,26 @@ def test_a_product_of_transformers_is_let_go_once_it_is_packed(
     TransformersModel(open_checkpoint(tmp_path).config, model)
 
     assert held == list(range(len(given), 0, -1))
+
+
+def test_what_a_device_of_its_own_memory_has_got_is_let_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Layer by layer, each weight by itself: the host never holds more than it is sending."""
+    monkeypatch.setattr(linear, "uses_triton", lambda _: True)
+    Tiny("Llama", {"num_hidden_layers": NUM_LAYERS, "head_dim": 32}).save(tmp_path)
+    config = config_from_folder(read_folder(tmp_path), BY_ARCHITECTURE["LlamaForCausalLM"])
+    source = Watched(tmp_path)
+    held: list[int] = []
+
+    model = load_decoder(
+        config,
+        source,
+        torch.bfloat16,
+        torch.device("meta"),
+        lambda *_: held.append(source.num_held()),
+    )
+
+    assert (model.layers, model.device.type) == ("plain", "meta")
+    assert held == [0] * (NUM_LAYERS + 1)
+    assert len(source.given) == NUM_LAYERS * 7 + 2

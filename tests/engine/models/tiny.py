@@ -9,7 +9,8 @@ from typing import Any
 import torch
 import transformers
 
-from cadenza.engine.runner import ModelRunner, RunnerFacts, build_runner
+from cadenza.engine.runner import ModelRunner
+from cadenza.engine.startup import RunnerFacts, build_runner
 from cadenza.wire.messages import EngineConfig, Sampling
 from tests.engine.conftest import LLAMA3_ROPE
 

@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from cadenza.kernels.block_moves import copy_blocks, gather_blocks, scatter_blocks
+from cadenza.kernels.gelu_mul import gelu_mul, gelu_mul_reference
 from cadenza.kernels.kv_write import kv_write, kv_write_reference
+from cadenza.kernels.penalties import penalised, penalised_reference
 from cadenza.kernels.rms_norm import (
     add_rms_norm,
     add_rms_norm_reference,
@@ -139,6 +141,18 @@ def test_silu_mul_agrees_with_the_reference(width: int, dtype: torch.dtype) -> N
     assert_close("gated", found, silu_mul_reference(gate_up), TOLERANCES[dtype])
 
 
+@pytest.mark.filterwarnings("ignore:overflow")  # as above
+@each_dtype
+@pytest.mark.parametrize("width", [1, 1025])
+def test_gelu_mul_agrees_with_the_reference(width: int, dtype: torch.dtype) -> None:
+    gate_up = (4 * randn(3, 2 * width)).to(DEVICE, dtype)
+    gate_up[0, 0] = -100.0  # exp overflows, and the gate is 0
+
+    found = gelu_mul(gate_up)
+
+    assert_close("gated", found, gelu_mul_reference(gate_up), TOLERANCES[dtype])
+
+
 def test_a_row_has_the_same_bits_alone() -> None:
     x, weight = randn(9, 96).to(DEVICE), randn(96, seed=1).to(DEVICE)
 
@@ -154,7 +168,7 @@ def test_no_rows_are_no_work() -> None:
     none = torch.zeros(0, dtype=torch.int64, device=DEVICE)
 
     assert rms_norm(nans(0, 8), weight, 1e-5).shape == (0, 8)
-    assert silu_mul(nans(0, 8)).shape == (0, 4)
+    assert silu_mul(nans(0, 8)).shape == gelu_mul(nans(0, 8)).shape == (0, 4)
     assert rotary_embedding(nans(0, 2, 8), nans(0, 1, 4), nans(0, 1, 4)).shape == (0, 2, 8)
     copy_blocks(nans(2, 8), none, none)
     kv_write(nans(0, 2, 8), nans(0, 2, 8), nans(3, 2, 4, 2, 8), none, none)
@@ -188,5 +202,26 @@ def test_misfits_are_refused() -> None:
         rotary_embedding(heads, nans(4, 1, 4).half(), nans(4, 1, 4).half())
     with pytest.raises(ValueError, match="do not fit"):
         rotary_embedding(heads, nans(4, 1, 5), nans(4, 1, 5))
-    with pytest.raises(ValueError, match="as many values"):
-        silu_mul(nans(2, 7))
+    for gated in (silu_mul, gelu_mul):
+        with pytest.raises(ValueError, match="as many values"):
+            gated(nans(2, 7))
+        with pytest.raises(ValueError, match="rows must be contiguous"):
+            gated(nans(8, 2).T)
+
+
+@pytest.mark.parametrize("parts", ["seen", "counts", "seen and counts"])
+def test_penalties_are_rounded_as_on_the_cpu(parts: str) -> None:
+    """Over more than a program looks at; what is forbidden stays so."""
+    logits = 8 * randn(1500)
+    logits[[3, 1400]] = -torch.inf
+    seen = (randn(1500, seed=1) > 0).to(DEVICE) if "seen" in parts else None
+    counts = randn(1500, seed=2).mul(3).clamp(min=0).round().to(DEVICE)
+    given = (seen, counts if "counts" in parts else None)
+    sizes = {"repetition": 1.3, "frequency": 0.7, "presence": -0.3}
+
+    found = penalised(logits.to(DEVICE), *given, **sizes)
+
+    on_cpu = [None if column is None else column.cpu() for column in given]
+    expected = penalised_reference(logits, *on_cpu, *sizes.values())
+    assert same_bits(found.cpu(), expected)
+    assert not same_bits(expected, logits)

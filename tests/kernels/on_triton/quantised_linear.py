@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
+from cadenza.kernels.linear import linear, pack_coded
 from cadenza.kernels.quantised_linear import (
     QuantisedWeight,
     quantise,
     quantised_linear,
     quantised_linear_reference,
 )
-from tests.kernels.conftest import assert_close, randn
+from tests.kernels.conftest import assert_close, randn, same_bits
 from tests.kernels.on_triton.conftest import DEVICE, DTYPES, TOLERANCES, each_dtype, nans
 
 each_code = pytest.mark.parametrize("code", [torch.int8, torch.float8_e4m3fn], ids=str)
@@ -48,6 +49,17 @@ def test_every_fp8_code_is_read_as_the_number_that_it_is() -> None:
     for dtype in DTYPES:
         found = quantised_linear(torch.ones(1, 1, dtype=dtype, device=DEVICE), weight)
         assert torch.equal(found[0].float().cpu(), codes.float().squeeze(1))
+
+
+@each_code
+def test_a_row_has_the_same_bits_in_any_batch_where_that_is_asked_for(code: torch.dtype) -> None:
+    x = randn(20, 130, dtype=torch.bfloat16).to(DEVICE)
+    weight = pack_coded(randn(70, 130, seed=1).to(DEVICE), code, invariant=True)
+    together = linear(x, weight)
+
+    for rows in ([3], [19, 2]):
+        assert same_bits(linear(x[rows], weight), together[rows].contiguous())
+    assert linear(x, weight, torch.float32).dtype == torch.float32
 
 
 def test_misfits_are_refused() -> None:
