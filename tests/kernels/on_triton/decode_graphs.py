@@ -70,7 +70,8 @@ def _layer(seed: int) -> Layer:
         qkv=weight((HEADS + 2 * KV_HEADS) * HEAD_DIM, HIDDEN),
         output=weight(HIDDEN, HEADS * HEAD_DIM),
         mlp_norm=1 + weight(HIDDEN),
-        gate_up=weight(2 * INNER, HIDDEN),
+        gate=weight(INNER, HIDDEN),
+        up=weight(INNER, HIDDEN) * 0.9,
         down=weight(HIDDEN, INNER),
         **dict.fromkeys(lacking),
     )
