@@ -161,14 +161,14 @@ class ModelRunner:
     def _replaying(
         self, graphs: DecodeGraphs, key: GraphKey, plan: StepPlan, others: Sequence[Array]
     ) -> Callable[[], _Pass]:
-        inputs, count = graphs.inputs(plan, key), len(plan.samples)
+        inputs, count = graphs.inputs(plan, key), plan.num_rows
+        each_samples = np.array_equal(plan.samples, np.arange(count))
         send = self._uploads.pack([*inputs, _int64(plan.samples), *others])
 
         def run() -> _Pass:
             places, block_tables, samples, *rest = send()
             hidden, logits = graphs.replay(key, places, block_tables)
-            all_sample = count == plan.num_rows and plan.samples[-1] == count - 1
-            logits = logits[:count] if all_sample else logits.index_select(0, samples)
+            logits = logits[:count] if each_samples else logits.index_select(0, samples)
             return _Pass(Computed(hidden, logits), rest)
 
         return run

@@ -144,6 +144,27 @@ def test_passes_that_are_no_decodes_and_those_of_too_many_rows_are_not_replayed(
     assert seen == [(32, None), (8, None), (1, 1), (1, 1)]
 
 
+def test_a_replayed_pass_samples_where_it_shall() -> None:
+    """A row that is not done with its prompt draws nothing, one with several choices for each."""
+    stage = Stage(FakeDevice(None))
+    prompts = ([3, 1, 4, 1, 5], [9, 2, 6], [5, 3, 5])
+    rows = [Row(prompt[:-1], len(prompt) - 1, [place]) for place, prompt in enumerate(prompts)]
+    stage.runner.logits(make_plan(*rows, block_size=4))
+    samples = (0, 2, 1)
+    plan = make_plan(
+        *(
+            Row(prompt, 1, [place, place + 5], samples=count)
+            for place, (prompt, count) in enumerate(zip(prompts, samples, strict=True))
+        ),
+        block_size=4,
+    )
+
+    tokens = stage.runner.execute(plan).tokens.tolist()
+
+    assert stage.device.num_replays == 1
+    assert tokens == [*oracle(prompts[1], 1) * 2, *oracle(prompts[2], 1)]
+
+
 def test_sizes_are_padded_to_few_and_the_largest_is_the_last() -> None:
     assert padded_sizes(1) == (1,)
     assert padded_sizes(6) == (1, 2, 4, 6)
