@@ -216,7 +216,7 @@ class ServeOptions(PolicyOptions):
     """Type of weights and KV cache; auto takes bfloat16 where weights and hardware have it."""
 
     quantization: Annotated[Literal["none", "int8", "fp8"], Model] = "none"
-    """int8, or on a GPU fp8: eight bits in products of layers, for some loss; see docs/models.md."""
+    """int8, or on a GPU fp8: products of layers in eight bits, for some loss: docs/models.md."""
 
     max_model_len: Annotated[int | None, Model, Positive] = None
     """Prompt and output tokens of a request at most; default: what the model was trained for."""

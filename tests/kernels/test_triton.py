@@ -40,7 +40,7 @@ def _run(*arguments: str, **environment: str) -> str:
 
 
 def _run_cases(marker: str, *cases: str, **environment: str) -> None:
-    arguments = ["-p", "no:cacheprovider", "-o", "python_files=*.py", "-m", marker]
+    arguments = ["-p", "no:cacheprovider", "-m", marker]
     _run("pytest", *arguments, *(str(CASES / f"{name}.py") for name in cases), **environment)
 
 
