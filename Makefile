@@ -17,6 +17,9 @@
 #   make bench-quantization   perplexity and greedy tokens of int8 products beside bf16 and fp32
 #   make bench-overload   goodput, refusals and /health at up to ten times what can be served
 #   make bench-kernels    floors of the Triton kernels on three GPUs, and times where there is one
+#   make bench-gpu        kernels, decode steps with and without CUDA graphs, and loads, beside
+#                     vLLM's engine if VLLM_VENV names its venv; like test-gpu it ends with 3
+#                     where there is no GPU
 #   make bench-service    what a streamed token costs the front, and whether 2,000 streams hold
 #   make bench-policies   how long streams stand still under hostile policies
 #   make bench-orders     hit rates and times to first token under each order of admission
@@ -51,7 +54,7 @@ PACKAGES := $(FOLDERS) protos/cadenza/v1
 
 .PHONY: serve test check test-extra test-gpu soak soak-grpc chaos clients breaking protos install \
 	install-dev bench-startup bench-front bench-decode bench-orders bench-overload bench-policies \
-	bench-scheduler bench-kernels bench-quantization bench-service bench-serving bench-simulator \
+	bench-scheduler bench-gpu bench-kernels bench-quantization bench-service bench-serving bench-simulator \
 	bench-simulated-engine clean
 
 serve: install
@@ -64,6 +67,7 @@ test-extra: install-dev
 	$(PYTHON) -m pytest -n $(WORKERS) $(SPREAD) -m "extra and not gpu" $(PYTEST)
 
 test-gpu: install-dev
+	@$(PYTHON) benchmarks/gpu.py --only-look
 	$(PYTHON) -m pytest -m gpu $(PYTEST)
 
 soak: install-dev
@@ -125,6 +129,9 @@ bench-simulator: install-dev
 
 bench-simulated-engine: install-dev
 	$(PYTHON) benchmarks/simulated_engine.py $(ARGS)
+
+bench-gpu: install-dev
+	$(PYTHON) benchmarks/gpu.py
 
 bench-kernels: install-dev
 	$(PYTHON) benchmarks/gpu_kernels.py
