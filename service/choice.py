@@ -89,13 +89,11 @@ class Choice:
         "_may_stop",
         "_options",
         "_owner",
-        "_plain_tap",
         "_prompt_logprobs",
         "_reader_waits",
         "_stops",
         "_tap",
         "_texts",
-        "_times",
         "_token_ids",
         "_tokenizer",
         "_was_admitted",
@@ -103,6 +101,8 @@ class Choice:
         "finished",
         "index",
         "number",
+        "plain_tap",
+        "times",
     )
 
     def __init__(
@@ -121,9 +121,9 @@ class Choice:
         self.finished: Finished | None = None
         self.expired = False  # ended by its deadline: nothing follows, not even `finished`
         self._owner = owner
-        self._times = times
+        self.times = times
         self._tap: Tap | None = None
-        self._plain_tap: Tap | None = None  # the same, while it may have plain tokens
+        self.plain_tap: Tap | None = None  # the same, while it may have plain tokens
         self._reader_waits = False
         self._tokenizer = tokenizer
         self._detokenizer = tokenizer.detokenizer(
@@ -144,7 +144,7 @@ class Choice:
     @property
     def num_tokens(self) -> int:
         """Generated so far, the ending token included."""
-        return self._times.count
+        return self.times.count
 
     @property
     def is_over(self) -> bool:
@@ -162,7 +162,7 @@ class Choice:
 
     def _choose_tap(self) -> None:
         passes = self._reader_waits and not self._may_stop and self._detokenizer.is_whole
-        self._plain_tap = self._tap if passes else None
+        self.plain_tap = self._tap if passes else None
 
     def drain(self, events: list[Event]) -> None:
         """Append everything new since the last call: an echo, at most one Delta, then the end."""
@@ -216,21 +216,10 @@ class Choice:
     def on_failed(self, message: str, *, retryable: bool) -> None:
         self._owner.choice_failed(message, retryable=retryable)
 
-    def on_token(
-        self, token: int, finished: int, logprobs: RowLogprobs | None, now_s: float
-    ) -> None:
-        if self._plain_tap is not None and not finished and logprobs is None:
-            try:
-                is_taken = self._plain_tap.take_plain(token)
-            except Exception as error:
-                self._owner.tap_failed(error)
-                is_taken = False
-            if is_taken:  # nearly always
-                self._times.token(now_s)
-                return
-        self._on_any(token, finished, logprobs, now_s)
+    def tap_failed(self, error: Exception) -> None:
+        self._owner.tap_failed(error)
 
-    def _on_any(
+    def on_token(
         self, token: int, finished: int, logprobs: RowLogprobs | None, now_s: float
     ) -> None:
         if finished == _FAILED:
@@ -242,7 +231,7 @@ class Choice:
                 self._finish(FinishReason.LENGTH, None)
                 self._owner.choice_changed(self, sampled=True)
                 return
-            self._times.token(now_s)
+            self.times.token(now_s)
             text = ""
             if finished not in _UNTOLD or self._options.include_stop:
                 text = self._detokenizer.push(token)

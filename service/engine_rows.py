@@ -8,9 +8,12 @@ from typing import Protocol, TypeVarTuple
 
 import structlog
 
+from cadenza.service.cohort import Cohort
 from cadenza.service.errors import UNEXPECTED
 from cadenza.service.news import News
+from cadenza.service.request_timer import TokenTimes
 from cadenza.service.submissions import Branch, Submission
+from cadenza.service.tap import Tap
 from cadenza.wire.messages import Decision, PromptScores, RowLogprobs, Submit
 
 Told = TypeVarTuple("Told")
@@ -41,6 +44,20 @@ class Row(Protocol):
     def on_unparked(self) -> None:
         """The row goes on, as there is credit again."""
 
+    @property
+    def plain_tap(self) -> Tap | None:
+        """What may take a token that comes without an end and without log-probabilities.
+
+        What it leaves, and all where this is None, comes to `on_token`.
+        """
+
+    @property
+    def times(self) -> TokenTimes:
+        """Of all tokens, to be told of those that `plain_tap` has taken."""
+
+    def tap_failed(self, error: Exception) -> None:
+        """What `plain_tap` raised, about a token that then comes to `on_token`."""
+
     def on_token(
         self, token: int, finished: int, logprobs: RowLogprobs | None, now_s: float
     ) -> None:
@@ -60,6 +77,7 @@ class Rows:
         """`cancel` tells the engine that a row is given up."""
         self._branches: dict[int, Branch] = {}
         self._cancel = cancel
+        self._cohort: Cohort | None = None  # of the step before
 
     def __len__(self) -> int:
         return len(self._branches)
@@ -68,15 +86,18 @@ class Rows:
         return request in self._branches
 
     def __iter__(self) -> Iterator[Branch]:
+        self.settle()
         return iter(tuple(self._branches.values()))
 
     def get(self, request: int) -> Branch | None:
         """The row of this number, unless it has ended."""
+        self.settle()
         return self._branches.get(request)
 
     @property
     def submissions(self) -> Sequence[Submission]:
         """What the rows were submitted with, in order of arrival."""
+        self.settle()
         return tuple({each.submission: None for each in self._branches.values()})
 
     def add(self, submit: Submit, rows: Sequence[Row]) -> Submission:
@@ -87,6 +108,7 @@ class Rows:
 
     def remove(self, request: int) -> Branch | None:
         """Forget a row. None: there is none."""
+        self._part()
         branch = self._branches.pop(request, None)
         if branch is not None:
             branch.submission.remove(branch)
@@ -149,21 +171,33 @@ class Rows:
                 self._tell(decision.request, row, told)
 
     def _hand_out_tokens(self, news: News) -> None:
-        branches, logprobs, now_s = self._branches, news.logprobs, time.monotonic()
-        columns = zip(news.requests, news.tokens, news.finished, strict=True)
-        for request, token, finished in columns:
-            branch = branches.get(request)
-            if branch is not None:
-                if token >= 0:
-                    branch.emitted.append(token)
-                if finished:
-                    self.remove(request)
-                try:  # as `_tell`, but this is done for every token
-                    branch.row.on_token(
-                        token, finished, logprobs.get(request) if logprobs else None, now_s
-                    )
-                except Exception:
-                    self._drop(request, branch.row)
+        if not news.requests:
+            return
+        now_s, cohort = time.monotonic(), self._cohort
+        if cohort is None or not cohort.fits(news):
+            self._part()
+            cohort = self._cohort = Cohort(news, self._branches)
+        # Before the others, whose ends may be those of rows beside them
+        others = cohort.hand_out(news, now_s)
+        if self._cohort is not cohort:  # what a tap did has ended a row
+            cohort.settle()
+        for branch, place in others:
+            number, token, finished = branch.number, news.tokens[place], news.finished[place]
+            if number not in self._branches:
+                continue
+            if token >= 0:
+                branch.emitted.append(token)
+            if finished:
+                self.remove(number)
+            try:  # as `_tell`, but this may be done for every token
+                branch.row.on_token(token, finished, news.logprobs.get(number), now_s)
+            except Exception:
+                self._drop(number, branch.row)
+
+    def settle(self) -> None:
+        """Let each row have what was handed out of it, which is written down by the step."""
+        if self._cohort is not None:
+            self._cohort.settle()
 
     def fail(self, request: int, message: str) -> None:
         """End a row, if there is one, which would fail again."""
@@ -172,9 +206,14 @@ class Rows:
 
     def fail_all(self, reason: str) -> None:
         """End all, as the engine is gone."""
+        self._part()
         branches, self._branches = self._branches, {}
         for branch in branches.values():
             _fail_row(branch.row, reason, retryable=True)
+
+    def _part(self) -> None:
+        self.settle()
+        self._cohort = None
 
     def _tell(self, request: int, row: Row, news: Callable[[*Told], None], *told: *Told) -> None:
         try:

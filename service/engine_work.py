@@ -156,6 +156,7 @@ class EngineWork:
         while self._ends and self._ends[0][0] <= received:
             self._ends.popleft()  # which the engine has told of
         if self._suspects.are_tried:
+            self._rows.settle()
             self._send_waiting(is_idle=is_idle)
 
     def fail(self, reason: str) -> None:

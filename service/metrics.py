@@ -50,12 +50,13 @@ class Histogram:
         self._bucket = bisect_left(self._bounds, self._latest)
         self.sum = 0.0
 
-    def observe(self, value: float) -> None:
-        if value != self._latest:  # often it is the same for all rows of a step
+    def observe(self, value: float, count: int = 1) -> None:
+        """The same value so often."""
+        if value != self._latest:  # often it is that of the step's row before
             self._latest = value
             self._bucket = bisect_left(self._bounds, value)
-        self._counts[self._bucket] += 1
-        self.sum += value
+        self._counts[self._bucket] += count
+        self.sum += count * value
 
     def copy(self) -> Histogram:
         """The same, which later observations do not change."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cadenza.service.metrics import Metrics, TenantMetrics
@@ -30,27 +31,57 @@ class Ended:
 class TokenTimes:
     """When the tokens of one choice came. `RequestTimer` makes them."""
 
-    __slots__ = ("_begin", "_gaps", "_tenant", "count", "first_s", "last_s")
+    __slots__ = ("_begin", "count", "first_s", "gaps", "last_s", "tenant")
 
     def __init__(
         self, metrics: Metrics, tenant: TenantMetrics, begin: Callable[[float], None]
     ) -> None:
         self.count = 0
         self.first_s = self.last_s = 0.0  # of tokens, once there are any
-        self._gaps = metrics.inter_token_latency
-        self._tenant = tenant
+        self.gaps = metrics.inter_token_latency
+        self.tenant = tenant
         self._begin = begin
 
     def token(self, now_s: float) -> None:
         """A token came, by the timer's clock. The first of all choices is the request's first."""
-        self._tenant.generation_tokens += 1
+        self.tenant.generation_tokens += 1
         if self.count:
-            self._gaps.observe(now_s - self.last_s)
+            self.gaps.observe(now_s - self.last_s)
         else:
             self.first_s = now_s
             self._begin(now_s)
         self.last_s = now_s
         self.count += 1
+
+
+class JointTimes:
+    """The times of rows whose tokens come together, after the last one of each did so at `last_s`.
+
+    Metrics know at once, the rows by `settle`.
+    """
+
+    def __init__(self, rows: Sequence[TokenTimes], last_s: float) -> None:
+        """`rows`: of one service, at least one."""
+        self._rows = rows
+        self._last_s = last_s
+        self._count = 0  # of tokens that rows have not been told of
+        self._gaps = rows[0].gaps
+        self._tenants = Counter(times.tenant for times in rows)
+
+    def token(self, now_s: float) -> None:
+        """A token came to each."""
+        self._gaps.observe(now_s - self._last_s, len(self._rows))
+        for tenant, num_rows in self._tenants.items():
+            tenant.generation_tokens += num_rows
+        self._last_s = now_s
+        self._count += 1
+
+    def settle(self) -> None:
+        """Let the rows know."""
+        for times in self._rows:
+            times.last_s = self._last_s
+            times.count += self._count
+        self._count = 0
 
 
 class RequestTimer:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import TypeAlias
 
 import tokenizers
@@ -59,6 +60,16 @@ class EncodedTexts:
         self._texts = texts
         self._encode = encode
         self._encoded: list[bytes | None] = [None] * vocab_size
+
+    def find_all(self, token_ids: Sequence[int]) -> Sequence[bytes] | None:
+        """Those of two tokens or more, none of which is empty. None: some token has none."""
+        try:
+            found = itemgetter(*token_ids)(self._encoded)
+        except IndexError:
+            return None
+        if not all(found):
+            found = [self.find(token_id) for token_id in token_ids]
+        return found if all(found) else None
 
     def find(self, token_id: int) -> bytes | None:
         """None: the text depends on what is around."""

@@ -36,15 +36,21 @@ class _Tap:
         self._texts = texts.encoded(_text)
         self._around: tuple[bytes, bytes] | None = None
 
+    @property
+    def way(self) -> None:
+        return None
+
     def take_plain(self, token: int) -> bool:
         text = self._texts.find(token)
         if text is None or self._around is None or not self._connection.takes_more():
             return False
-        self._answer.num_tokens += 1
         if text:
             before, after = self._around
             self._connection.write_more(before + text + after)
         return True
+
+    def told(self, tokens: Sequence[int]) -> None:
+        self._answer.num_tokens += len(tokens)
 
     def take(self, token: int, text: str) -> bool:
         if not (self._stream.started and self._connection.takes_more()):

@@ -15,6 +15,7 @@ from cadenza.service.rpc.codec import messages, to_request
 from cadenza.service.rpc.outbox import Outbox, Write
 from cadenza.service.rpc.relay import told
 from cadenza.service.rpc.resumable import is_resumable, open_reader, read
+from cadenza.service.rpc.taps import Taps
 from cadenza.v1 import generation_pb2 as pb
 
 # What waits beside HTTP/2's window of a client that does not read: then tokens wait as numbers
@@ -52,7 +53,7 @@ async def generate(
 async def _tell(generation: Generation, outbox: Outbox) -> None:
     """Tokens go past this, which costs less than waking whoever reads the generation."""
     try:
-        async with aclosing(told(generation, outbox=outbox)) as batches:
+        async with aclosing(told(generation, taps=Taps(outbox))) as batches:
             async for events in batches:
                 await outbox.room()
                 outbox.put(events)

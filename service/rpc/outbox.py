@@ -26,21 +26,16 @@ class Outbox:
         self._taken: asyncio.Event | None = None  # while producers wait for room
 
     def put(self, events: Iterable[bytes]) -> None:
-        """Append encoded events; at once, whatever waits already."""
+        """Append encoded events, of which some may be joined; at once, whatever waits already."""
         for event in events:
             self._events.append(event)
             self.num_bytes += len(event)
         self._wake()
 
-    def offer(self, event: bytes) -> bool:
-        """Append one event, if there is room; False: there is none."""
-        if self.num_bytes >= self._limit:
-            return False
-        self._events.append(event)
-        self.num_bytes += len(event)
-        if self._consumer is not None:
-            self._wake()
-        return True
+    @property
+    def has_room(self) -> bool:
+        """Whether `room` would not wait."""
+        return self.num_bytes < self._limit
 
     async def room(self, limit: int | None = None) -> None:
         """Wait for room, by another limit where one is given. A `put` after it comes at once."""

@@ -7,55 +7,10 @@ from collections.abc import AsyncGenerator, Iterator
 
 from cadenza.service.events import Admitted, Delta, Event, Finished
 from cadenza.service.generation import Generation
-from cadenza.service.rpc import codec, wire_format
-from cadenza.service.rpc.outbox import Outbox
+from cadenza.service.rpc import codec
+from cadenza.service.rpc.taps import Taps
 from cadenza.service.rpc.transcripts import Transcript
-from cadenza.service.tap import Tap
-from cadenza.service.token_texts import TokenTexts
 from cadenza.v1 import generation_pb2 as pb
-
-
-class _Tap:
-    """A choice's tokens as events, past whoever iterates. Implements `tap.Tap`."""
-
-    __slots__ = ("_choice", "_name", "_outbox", "_output")
-
-    def __init__(
-        self, name: bytes, choice: int, outbox: Outbox, transcript: Transcript | None
-    ) -> None:
-        self._name = name
-        self._choice = choice
-        self._outbox = outbox
-        self._output = None if transcript is None else transcript.output(choice)
-
-    def take_plain(self, token: int) -> bool:
-        return False  # it comes again, with its text
-
-    def take(self, token: int, text: str) -> bool:
-        return self._put(token, wire_format.tokens(self._choice, text, (token,)))
-
-    def _put(self, token: int, body: bytes) -> bool:
-        if not self._outbox.offer(wire_format.named(self._name, body)):
-            return False
-        if self._output is not None:
-            self._output.append(token)
-        return True
-
-
-class _FirstTap(_Tap):
-    """That of a first choice, for which tokens are kept encoded: each other would take as much."""
-
-    __slots__ = ("_encoded",)
-
-    def __init__(
-        self, name: bytes, texts: TokenTexts, outbox: Outbox, transcript: Transcript | None
-    ) -> None:
-        super().__init__(name, 0, outbox, transcript)
-        self._encoded = texts.encoded(wire_format.token)
-
-    def take_plain(self, token: int) -> bool:
-        body = self._encoded.find(token)
-        return body is not None and self._put(token, body)
 
 
 class _Telling:
@@ -105,7 +60,7 @@ class _Telling:
 async def relay(
     generation: Generation,
     request_id: str = "",
-    outbox: Outbox | None = None,
+    taps: Taps | None = None,
     transcript: Transcript | None = None,
 ) -> AsyncGenerator[list[bytes], None]:
     """All of `told`. Closing the iterator, or cancelling it, cancels the generation.
@@ -113,28 +68,28 @@ async def relay(
     Use `contextlib.aclosing`, and iterate at once.
     """
     async with generation:
-        async for events in told(generation, request_id, outbox, transcript):
+        async for events in told(generation, request_id, taps, transcript):
             yield events
 
 
 async def told(
     generation: Generation,
     request_id: str = "",
-    outbox: Outbox | None = None,
+    taps: Taps | None = None,
     transcript: Transcript | None = None,
 ) -> AsyncGenerator[list[bytes], None]:
     """Batches of events from `accepted` to `finished`; the last batch ends with `finished`.
 
-    Tokens that come while the caller waits for a batch, and has put all that came before into
-    `outbox`, go there by themselves, as long as it has room. All that is told is added to
-    `transcript`.
+    Tokens that come while the caller waits for a batch go through `taps` by themselves, as long as
+    there is room: it must have put all that came before into their outbox. All that is told is
+    added to `transcript`.
 
     Raises a `RequestError` in place of what is missing.
     """
     yield [codec.accepted(request_id, generation)]
     telling = _Telling(generation, request_id, transcript)
-    if outbox is not None:
-        _tap(generation, request_id, outbox, transcript)
+    if taps is not None:
+        taps.open(generation, request_id, transcript)
     async for batch in generation:
         for index, events in enumerate(telling.encoded(batch)):
             if index:
@@ -143,16 +98,3 @@ async def told(
         if telling.is_over:
             return
     raise AssertionError("a generation ended before all of its choices did")
-
-
-def _tap(
-    generation: Generation, request_id: str, outbox: Outbox, transcript: Transcript | None
-) -> None:
-    name = wire_format.encoded_name(request_id)
-
-    def of_choice(choice: int, texts: TokenTexts) -> Tap:
-        if choice:
-            return _Tap(name, choice, outbox, transcript)
-        return _FirstTap(name, texts, outbox, transcript)
-
-    generation.tap(of_choice)

@@ -24,6 +24,7 @@ from cadenza.service.rpc.outbox import Outbox, Write
 from cadenza.service.rpc.relay import relay
 from cadenza.service.rpc.resumable import is_resumable, open_submitted, read, transcript_behind
 from cadenza.service.rpc.submits import to_deadline_s, to_submitted
+from cadenza.service.rpc.taps import Taps
 from cadenza.service.rpc.transcripts import TranscriptBudget, Transcripts, transcript_of
 from cadenza.v1 import generation_pb2 as pb
 
@@ -65,6 +66,7 @@ class Session:
         self._requests = requests
         self._write = write
         self._outbox = Outbox(TOKENS_LIMIT_BYTES)
+        self._taps = Taps(self._outbox)
         self._live = LiveRequests()
         self._num_unhandled = 0  # messages that the engine may not have handled
         self._transcripts = Transcripts(budget=budget)
@@ -257,12 +259,7 @@ class Session:
         generation = await self._generator.submit(request, live.control)
         live.generation = generation
         live.transcript = transcript_of(generation, request)
-        return relay(
-            generation,
-            live.request_id,
-            outbox=self._outbox,
-            transcript=live.transcript,
-        )
+        return relay(generation, live.request_id, self._taps, live.transcript)
 
     async def _fail(self, live: Live, error: RequestError) -> None:
         await self._put(live, [wire_format.event(status.failed(live.request_id, error))])

@@ -54,7 +54,7 @@ class _Heads(dict[int, bytes]):
         return head
 
 
-_heads = _Heads()
+heads = _Heads()
 
 _EVENTS = _tag(pb.SessionResponse.EVENTS_FIELD_NUMBER, _BYTES)
 _REQUEST_ID = _tag(pb.Event.REQUEST_ID_FIELD_NUMBER, _BYTES)
@@ -116,7 +116,7 @@ def token(token_id: int, text: str) -> bytes:
 
 def named(name: bytes, body: bytes) -> bytes:
     """An encoded `pb.Event` without a `request_id`, as an event of that of `encoded_name`."""
-    return _heads[len(name) + len(body)] + name + body
+    return heads[len(name) + len(body)] + name + body
 
 
 @lru_cache(1 << 12)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import pytest
@@ -21,9 +21,16 @@ class Tap:
         self._take = partial(take, choice)
         self._texts = texts
 
+    @property
+    def way(self) -> None:
+        return None
+
     def take_plain(self, token: int) -> bool:
         text = self._texts[token]
         return text is not None and self._take(token, text)
+
+    def told(self, tokens: Sequence[int]) -> None:
+        pass
 
     def take(self, token: int, text: str) -> bool:
         return self._take(token, text)
