@@ -17,7 +17,6 @@ from tests.chaos.streams import metric, until
 
 WARM_UP = 1_000
 MOST_GROWTH_KIB = 16 << 10
-LOOK_S = 0.1
 RESTS_S = 30.0
 GAUGES = ("num_requests_running", "num_requests_waiting", "num_requests_queued")
 
@@ -76,8 +75,4 @@ async def _at_rest(server: MeasuredServer, http: httpx.AsyncClient) -> Figures:
 
     async with asyncio.timeout(RESTS_S):
         await until(is_empty)
-        figures, again = await server.figures(), await server.figures()
-        while figures.descriptors != again.descriptors or figures.tasks != again.tasks:
-            figures, again = again, await server.figures()
-            await asyncio.sleep(LOOK_S)
-    return again
+        return await server.settled()

@@ -24,7 +24,7 @@ from tests.e2e.servers import Served, serving
 
 IN_FLIGHT, OVER_GRPC = 200, 50
 GRACE_S = 300.0  # in which all of them could end, however busy the machine
-TOKENS = (24, 64)
+TOKENS = (8, 32)
 LATEST_S = 1.0  # from all having arrived to the signal
 FLAGS = ("--max-num-seqs", "64", "--shutdown-timeout", str(GRACE_S))
 

@@ -36,7 +36,9 @@ from tests.chaos import paced_engine
 
 MAX_QUEUED = 4096
 SEATS = 32
+NUM_BLOCKS = 256  # few, so that all of their memory is taken soon
 LOADS_S = 120.0
+SETTLES_S = 0.5
 
 
 class Figures(NamedTuple):
@@ -64,6 +66,16 @@ class MeasuredServer:
         assert self.process.stdout is not None
         self.process.stdin.write(b"\n")
         return Figures(*json.loads(await self.process.stdout.readline()))
+
+    async def settled(self) -> Figures:
+        """Once neither tasks nor descriptors change: connections that were left are gone."""
+        before = await self.figures()
+        while True:
+            await asyncio.sleep(SETTLES_S)
+            now = await self.figures()
+            if (now.tasks, now.descriptors) == (before.tasks, before.descriptors):
+                return now
+            before = now
 
 
 @asynccontextmanager
@@ -100,7 +112,11 @@ async def serve(arguments: list[str]) -> None:
         limits=Limits(max_queued=MAX_QUEUED),
         max_engine_restarts=0,  # whose engine dies has failed, and is not measured further
         engine=EngineConfig(
-            model=str(path), dtype="float32", max_num_seqs=SEATS, log_level="warning"
+            model=str(path),
+            dtype="float32",
+            max_num_seqs=SEATS,
+            num_blocks=NUM_BLOCKS,
+            log_level="warning",
         ),
     )
 

@@ -42,8 +42,8 @@ async def run(scale: Scale) -> Outcome:
         httpx.AsyncClient(base_url=server.http, timeout=300) as http,
     ):
         await follow(http, BESIDE, Stream(0))
-        before = await server.figures()
-        async with _beside(http) as beside:
+        before = await server.settled()
+        async with _beside(server) as beside:
             frozen, head_s, body_s = await asyncio.gather(
                 _freeze(server, http),
                 _dawdle(server, b"POST /v1/completions HTTP/1.1\r\nx: "),
@@ -52,7 +52,7 @@ async def run(scale: Scale) -> Outcome:
                     b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 999\r\n\r\n",
                 ),
             )
-        after = await server.figures()
+        after = await server.settled()
     left = after.descriptors - before.descriptors
     wrong = [f"a stream beside them ended with {each.error}" for each in beside if each.error]
     if left > 0:
@@ -69,7 +69,7 @@ async def run(scale: Scale) -> Outcome:
 
 
 @asynccontextmanager
-async def _beside(http: httpx.AsyncClient) -> AsyncIterator[list[Stream]]:
+async def _beside(server: MeasuredServer) -> AsyncIterator[list[Stream]]:
     """Streams one after another meanwhile, four at a time."""
     ended: list[Stream] = []
     is_over = False
@@ -80,10 +80,11 @@ async def _beside(http: httpx.AsyncClient) -> AsyncIterator[list[Stream]]:
             await follow(http, BESIDE, stream)
             ended.append(stream)
 
-    readers = [asyncio.ensure_future(one_after_another()) for _ in range(4)]
-    yield ended
-    is_over = True
-    await asyncio.gather(*readers)
+    async with httpx.AsyncClient(base_url=server.http, timeout=300) as http:
+        readers = [asyncio.ensure_future(one_after_another()) for _ in range(4)]
+        yield ended
+        is_over = True
+        await asyncio.gather(*readers)
 
 
 async def _freeze(server: MeasuredServer, http: httpx.AsyncClient) -> dict[str, Any]:
