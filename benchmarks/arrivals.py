@@ -20,7 +20,7 @@ from typing import NamedTuple
 import uvloop
 
 TOKENS = 16
-CLOSED = 48  # at a time where no rate is given
+CLOSED = 32  # at a time where no rate is given
 HEALTH_EVERY_S = 0.05
 _PRIORITY = -10  # so that the time until an answer is read is not the client's own
 

@@ -24,7 +24,10 @@ from machine import heading
 
 LOADS = (0.5, 1.0, 1.5, 2.0, 5.0, 10.0)  # times what is served at most
 TARGET_MS = 3000.0  # for the first token
-OPTIONS = ("--max-num-seqs", "32", "--max-num-queued-reqs", "32")
+OPTIONS = (
+    *("--max-num-seqs", "32", "--max-num-queued-reqs", "64"),
+    *("--policy", "gate=ttft-target:default_s=2"),  # the rest is for prefills
+)
 
 
 def ask(port: int, rate: float, seconds: float, seed: int) -> dict[str, Any]:

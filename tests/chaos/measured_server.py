@@ -116,6 +116,7 @@ async def serve(arguments: list[str]) -> None:
             dtype="float32",
             max_num_seqs=SEATS,
             num_blocks=NUM_BLOCKS,
+            swap_bytes=0,  # likewise
             log_level="warning",
         ),
     )
