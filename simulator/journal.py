@@ -105,10 +105,11 @@ class Journal:
     def _counted(self, last: Statistics) -> Statistics:
         """What was counted in the time that is measured."""
         now = self._after or last
-        if self._before is None or not self._measured.begin_s:
+        if not self._measured.begin_s:
             return now
+        before = self._before or now  # no step began in it
         return now._replace(
-            **{name: getattr(now, name) - getattr(self._before, name) for name in COUNTED}
+            **{name: getattr(now, name) - getattr(before, name) for name in COUNTED}
         )
 
     def _tokens(self) -> Tokens:

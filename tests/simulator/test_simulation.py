@@ -10,6 +10,7 @@ import pytest
 from cadenza.policies.profile import Profile
 from cadenza.simulator.machines import Machine
 from cadenza.simulator.step_time import StepTime
+from cadenza.simulator.summary import Targets, summary
 from cadenza.simulator.synthetic import Shape, synthetic
 from cadenza.simulator.trace import Span, TraceRequest
 from tests.simulator.traces import run_of, trace_of
@@ -153,6 +154,15 @@ def test_a_while_is_measured_and_all_of_the_trace_replayed():
     assert part.statistics.steps == len(part.steps.took_s) == 20
     assert (part.tokens.time_s >= 0).all()
     assert (part.tokens.time_s < 0.2).all()
+
+
+def test_a_while_in_which_no_step_begins_has_its_requests_and_no_steps():
+    trace = trace_of(TraceRequest(0.0, 8, 4), TraceRequest(0.015, 8, 4))
+    run = run_of(trace, measured=Span(0.012, 0.018))
+
+    assert run.e2e_s.tolist() == pytest.approx([0.045])
+    assert (run.statistics.steps, run.statistics.generated_tokens, run.span_s) == (0, 0, 0)
+    assert summary(run, Targets())["goodput_per_s"] is None
 
 
 def test_what_is_not_measured_is_not_told_of():
