@@ -7,7 +7,8 @@
 #   make test-extra   slower tests, bounded
 #   make soak         50,000 hostile requests, then random lives of the scheduler for half an hour
 #                     or more, figures at the end; SEED=17 begins with that one
-#   make soak-grpc    random and hostile calls over gRPC, likewise
+#   make soak-grpc    random and hostile calls over gRPC for ever; SEED=17 begins with that one,
+#                     MINUTES=10 ends then, with what came of it in the last line
 #   make chaos        100 engines killed under 32 streams, which shall not differ by a token; clients
 #                     that leave, stall, dawdle or freeze; signals to leave; taken ports;
 #                     ARGS="--only kills --kills 10 --seed 2" asks for some of that
@@ -76,7 +77,8 @@ soak: install-dev
 	PYTHONPATH=. $(PYTHON) -m tests.scheduler.soak $(SEED)
 
 soak-grpc: install-dev
-	PYTHONPATH=. $(PYTHON) -m tests.service.rpc.soak $(SEED)
+	PYTHONPATH=. $(PYTHON) -m tests.service.rpc.soak $(if $(SEED),--seed $(SEED)) \
+		$(if $(MINUTES),--minutes $(MINUTES))
 
 chaos: install-dev
 	PYTHONPATH=. $(PYTHON) -m tests.chaos $(ARGS)

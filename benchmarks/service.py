@@ -84,12 +84,12 @@ async def stream(served: ServedFront, case: Case, lag: Lag | None = None) -> dic
     assert process.stdout is not None
     assert json.loads(await process.stdout.readline()) == {"begun": case.streams}
     await asyncio.sleep(SETTLE_S)
-    assert served.engine.num_rows == case.streams, "streams ended before the window"
+    assert len(served.engine.work) == case.streams, "streams ended before the window"
     before = Totals.now(served.generator)
     late_from = len(lag.late_ms) if lag else 0
     await asyncio.sleep(case.window_s)
     passed = Totals.now(served.generator) - before
-    assert served.engine.num_rows == case.streams, "streams ended within the window"
+    assert len(served.engine.work) == case.streams, "streams ended within the window"
     late_ms = lag.late_ms[late_from:] if lag else [0.0]
     told = json.loads(await process.stdout.readline())
     assert await process.wait() == 0
