@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 
 import structlog
+from msgspec.structs import replace
 
 from cadenza.policies.blame import Culprit
 from cadenza.policies.builtin import DEFAULTS
@@ -84,7 +85,16 @@ class Supervisor:
                 return
             self._metrics.engine_restarts += 1
             self.process = process
-            await client.succeed(self.process.connection, self._config())
+            await client.succeed(self.process.connection, self._config_again())
+
+    def _config_again(self) -> EngineConfig:
+        """With as many blocks as before, however much memory is free by now.
+
+        With fewer, rows that were taken might not fit any more.
+        """
+        limits = self._client.limits
+        assert limits is not None, "only what was ready once is replaced"
+        return replace(self._config(), num_blocks=limits.num_blocks)
 
     async def _lost(self) -> bool:
         """Wait until the engine is gone, or hangs; returns whether it hangs."""

@@ -126,7 +126,7 @@ def test_an_engine_that_dies_is_replaced_and_requests_notice_a_pause(run, open_f
             assert [batch async for batch in generation]
 
             assert [message for message in front.engine.received if isinstance(message, Start)] == [
-                Start(EngineConfig(model="again"))
+                Start(EngineConfig(model="again", num_blocks=front.client.limits.num_blocks))
             ]
             assert not processes[0].was_killed
             assert front.generator.metrics.engine_restarts == 1
