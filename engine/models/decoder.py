@@ -20,7 +20,7 @@ from cadenza.engine.models.loader import Loader
 from cadenza.engine.models.plain_layers import PlainLayers
 from cadenza.engine.models.weights import EMBEDDING, HEAD, ProgressCallback, Weights
 from cadenza.kernels.decoder_layers import DecoderShape, LayerWeights, NativeLayers, is_supported
-from cadenza.kernels.int8_linear import pack_int8
+from cadenza.kernels.int8_linear import TwiceQuantised, pack_int8
 from cadenza.kernels.linear import Weight, linear, pack, pack_coded
 from cadenza.kernels.rms_norm import rms_norm
 from cadenza.kernels.rotary_embedding import rotary_tables
@@ -117,7 +117,9 @@ def load_decoder(
         if has_native_layers(config, dtype, device):
             layers = _native_layers(config, read, int8=quantization == "int8")
         else:
-            layers = PlainLayers(config, read, packer)
+            # as the native layers do, and Triton has no need to: it quantises no inputs
+            packer_qkv = TwiceQuantised if packer is pack_int8 else packer
+            layers = PlainLayers(config, read, packer, packer_qkv)
     except ValueError as error:
         raise CheckpointError(f"{source.where}: {error}.") from error
     loader.check_all_are_read()

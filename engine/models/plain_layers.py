@@ -78,10 +78,13 @@ class PlainLayers:
         config: DecoderConfig,
         layers: Iterable[Layer],
         pack: Callable[[Tensor], Weight] = pack,
+        pack_qkv: Callable[[Tensor], Weight] | None = None,
     ) -> None:
-        """layers: at least one, each packed by `pack` before the next is asked for."""
+        """layers: at least one, each packed by `pack` before the next is asked for; pack_qkv: packs
+        weights of queries, keys and values, None: `pack` does.
+        """
         self._config = config
-        self._layers = tuple(_packed(layer, pack) for layer in layers)
+        self._layers = tuple(_packed(layer, pack, pack_qkv or pack) for layer in layers)
         device = self._layers[0].attention_norm.device
         self._tables = {
             rope: rotary_tables(
@@ -162,10 +165,12 @@ class PlainLayers:
         return paged_attention(queries, cache, attention, config.scale).flatten(1)
 
 
-def _packed(layer: Layer, pack: Callable[[Tensor], Weight]) -> _Layer:
+def _packed(
+    layer: Layer, pack: Callable[[Tensor], Weight], pack_qkv: Callable[[Tensor], Weight]
+) -> _Layer:
     return _Layer(
         attention_norm=layer.attention_norm,
-        qkv=_Product(pack(layer.qkv), layer.qkv_bias),
+        qkv=_Product(pack_qkv(layer.qkv), layer.qkv_bias),
         query_norm=layer.query_norm,
         key_norm=layer.key_norm,
         output=_Product(pack(layer.output), layer.output_bias),

@@ -5,8 +5,8 @@ keys, values and the softmax's weights are rounded to that dtype. Scores, sums a
 Each of them is added in an order that neither other rows, nor chunks, blocks or threads change, so
 that a row is bitwise the same in any batch. Levels of instruction sets differ from each other.
 
-Int8 products take what was normed as it is, without that rounding, and quantise each of their
-inputs once.
+Int8 products take what was normed as it is, without that rounding. They quantise each of their
+inputs once, those of queries, keys and values twice: as `kernels.int8_linear.TwiceQuantised`.
 """
 
 from __future__ import annotations

@@ -346,6 +346,12 @@ TARGET inline float scale_of(const char* row, int64_t depth) {
   return scale;
 }
 
+TARGET inline void subtract_codes(float* x, int64_t size, const char* row) {
+  const float scale = scale_of(row, padded_depth(size, kInt8));
+  const auto* codes = reinterpret_cast<const uint8_t*>(row);
+  for (int64_t i = 0; i < size; ++i) x[i] -= static_cast<float>(codes[i] - 128) * scale;
+}
+
 // Of an int8 product; sums: [rows][stride]
 TARGET inline void finish(const Tile& t, const int32_t* sums, int64_t stride) {
   alignas(64) float values[2 * kPanel];
@@ -358,4 +364,5 @@ TARGET inline void finish(const Tile& t, const int32_t* sums, int64_t stride) {
   }
 }
 
-constexpr Elementwise kElementwise{norm, rotate, convert, divide, softmax, quantise};
+constexpr Elementwise kElementwise{
+    norm, rotate, convert, divide, softmax, quantise, subtract_codes};

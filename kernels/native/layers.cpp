@@ -139,13 +139,13 @@ class Forward {
  public:
   Forward(const CadenzaModel& model, const CadenzaStep& step, int32_t threads, CadenzaTimes& times)
       : m_(model), s_(step), threads_(threads), times_(times), level_(levels()[model.level]),
-        normed_(step.tokens, model.hidden, model.weights),
+        normed_(qkv_rows(), model.hidden, model.weights),
         attended_(step.tokens, model.heads * model.head_dim, model.dtype),
         gated_(step.tokens, model.inner, model.dtype),
         exact_(is_int8() ? step.tokens : 0, model.hidden, kFloat32),
         codes_(is_int8() ? step.tokens : 0, std::max(model.heads * model.head_dim, model.inner),
                kInt8) {
-    const int64_t qkv_bytes = step.tokens * qkv_size() * static_cast<int64_t>(sizeof(float));
+    const int64_t qkv_bytes = qkv_rows() * qkv_size() * static_cast<int64_t>(sizeof(float));
     const int64_t queries_bytes = step.tokens * query_bytes();
     Workspace workspace(round_up(qkv_bytes, 64) + round_up(queries_bytes, 64) + normed_.bytes() +
                         attended_.bytes() + gated_.bytes() + exact_.bytes() + codes_.bytes());
@@ -157,22 +157,25 @@ class Forward {
   void run() {
     for (int64_t index = 0; index < m_.num_layers; ++index) {
       const CadenzaLayer& layer = m_.layers[index];
-      norm(layer.attention_norm);
-      multiply(normed_, m_.hidden, layer.qkv, qkv_size(), Finish::kFloat32, qkv(0),
+      norm(layer.attention_norm, is_int8());
+      multiply(normed_, qkv_rows(), m_.hidden, layer.qkv, qkv_size(), Finish::kFloat32, qkv(0),
                qkv_size() * sizeof(float));
       attend(index);
-      multiply(taken(attended_, m_.heads * m_.head_dim), m_.heads * m_.head_dim, layer.output,
-               m_.hidden, Finish::kAdd, hidden(0), m_.hidden * sizeof(float));
-      norm(layer.mlp_norm);
-      multiply(normed_, m_.hidden, layer.gate_up, 2 * m_.inner, gated_as(m_.dtype), gated_.at(0),
-               gated_.stride());
-      multiply(taken(gated_, m_.inner), m_.inner, layer.down, m_.hidden, Finish::kAdd, hidden(0),
-               m_.hidden * sizeof(float));
+      multiply(taken(attended_, m_.heads * m_.head_dim), s_.tokens, m_.heads * m_.head_dim,
+               layer.output, m_.hidden, Finish::kAdd, hidden(0), m_.hidden * sizeof(float));
+      norm(layer.mlp_norm, false);
+      multiply(normed_, s_.tokens, m_.hidden, layer.gate_up, 2 * m_.inner, gated_as(m_.dtype),
+               gated_.at(0), gated_.stride());
+      multiply(taken(gated_, m_.inner), s_.tokens, m_.inner, layer.down, m_.hidden, Finish::kAdd,
+               hidden(0), m_.hidden * sizeof(float));
     }
   }
 
  private:
   bool is_int8() const { return m_.weights == kInt8; }
+  // Int8 products of queries, keys and values have a second row of each token, of what the codes of the
+  // first leave: there it is that outliers cost most.
+  int64_t qkv_rows() const { return (is_int8() ? 2 : 1) * s_.tokens; }
   int64_t qkv_size() const { return (m_.heads + 2 * m_.kv_heads) * m_.head_dim; }
   int64_t query_bytes() const { return m_.heads * m_.head_dim * size_of(m_.dtype); }
   char* qkv(int64_t token) const {
@@ -187,10 +190,10 @@ class Forward {
             m_.kv_heads, m_.head_dim, m_.dtype};
   }
 
-  void multiply(const Rows& x, int64_t inputs, const void* weight, int64_t outputs, Finish finish,
-                char* y, int64_t y_stride) {
+  void multiply(const Rows& x, int64_t rows, int64_t inputs, const void* weight, int64_t outputs,
+                Finish finish, char* y, int64_t y_stride) {
     clock_.add_to(times_.rest);
-    Product{&level_->kernels[m_.weights], m_.weights, x.at(0), x.stride(), s_.tokens,
+    Product{&level_->kernels[m_.weights], m_.weights, x.at(0), x.stride(), rows,
             {static_cast<const char*>(weight), outputs, inputs}, finish, y, y_stride}
         .run(threads_);
     clock_.add_to(times_.products);
@@ -222,7 +225,8 @@ class Forward {
     return codes_;
   }
 
-  void norm(const float* weight) const {
+  // As a product takes it; twice: what the codes leave too.
+  void norm(const float* weight, bool twice) const {
     each_token([&](int64_t token) {
       const auto* x = reinterpret_cast<const float*>(hidden(token));
       const auto& each = level_->elementwise;
@@ -232,6 +236,9 @@ class Forward {
       }
       each.norm(x, weight, m_.hidden, m_.eps, kFloat32, exact_.at(token));
       each.quantise(exact_.at(token), m_.hidden, kFloat32, normed_.at(token));
+      if (!twice) return;
+      each.subtract_codes(reinterpret_cast<float*>(exact_.at(token)), m_.hidden, normed_.at(token));
+      each.quantise(exact_.at(token), m_.hidden, kFloat32, normed_.at(s_.tokens + token));
     });
   }
 
@@ -253,6 +260,9 @@ class Forward {
     alignas(64) char key[kMostHeadDim * sizeof(float)], value[sizeof key];
     const int64_t bytes = m_.head_dim * size_of(m_.dtype);
     auto* x = reinterpret_cast<float*>(qkv(token));
+    const auto* rest = reinterpret_cast<const float*>(qkv(s_.tokens + token));
+    if (is_int8())
+      for (int64_t i = 0; i < qkv_size(); ++i) x[i] += rest[i];
     if (layer.qkv_bias != nullptr)
       for (int64_t i = 0; i < qkv_size(); ++i) x[i] += layer.qkv_bias[i];
     for (int64_t i = 0; i < m_.heads; ++i, x += m_.head_dim)
@@ -282,7 +292,7 @@ class Forward {
   Rows normed_, attended_, gated_;
   // Of int8 products alone: what was normed, before it is quantised; codes of what is attended or gated
   Rows exact_, codes_;
-  char* queries_keys_values_;  // [tokens][qkv_size], fp32
+  char* queries_keys_values_;  // [qkv_rows][qkv_size], fp32
   char* queries_;              // [tokens][heads][head_dim], of the dtype
   Clock clock_;
 };

@@ -146,6 +146,8 @@ struct Elementwise {
   void (*softmax)(const Softmax&, int32_t dtype);
   // x [size] in the dtype -> codes and their scale, as a row of an int8 product.
   void (*quantise)(const char* x, int64_t size, int32_t dtype, char* row);
+  // x [size] becomes what the codes of a row leave of it.
+  void (*subtract_codes)(float* x, int64_t size, const char* row);
 };
 
 struct Level {

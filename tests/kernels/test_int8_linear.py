@@ -11,6 +11,7 @@ from torch import Tensor
 from cadenza.kernels.int8_linear import (
     Int8Weight,
     PackedInt8Weight,
+    TwiceQuantised,
     int8_linear_reference,
     pack_int8,
     quantise_rows,
@@ -193,6 +194,24 @@ def test_memory_in_another_order_gives_the_same():
 
     assert same_bits(PackedInt8Weight(weight.t().contiguous().t()).multiply(x), expected)
     assert same_bits(PackedInt8Weight(weight).multiply(x.t().contiguous().t()), expected)
+
+
+def test_what_is_quantised_twice_loses_nothing_but_of_the_weight():
+    weight, x = randn(64, 576, seed=1), randn(16, 576)
+    x[:, 7] *= 100.0
+    x[3] = 0.0
+    codes, scales = quantise(weight, torch.int8)
+    expected = x.double() @ (codes.double() * scales.double().unsqueeze(1)).t()
+
+    found = linear(x, TwiceQuantised(weight))
+
+    assert_close("twice", found, expected, 5e-4)
+    once = (linear(x, pack_int8(weight)).double() - expected).abs().max()
+    assert float((found.double() - expected).abs().max()) < float(once) / 50
+    x[5, 5] = float("nan")
+    again = linear(x, TwiceQuantised(weight))
+    assert again[5].isnan().all()
+    assert same_bits(again[torch.arange(16) != 5], found[torch.arange(16) != 5])
 
 
 def test_without_the_library_the_reference_multiplies(monkeypatch: pytest.MonkeyPatch):
