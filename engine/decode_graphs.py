@@ -81,6 +81,8 @@ class DecodeGraphs:
         self._numbers = torch.arange(rows, dtype=torch.int32, device=at)
         # And what they leave: each in a place of its own, logits would take gigabytes
         self._computed: Computed | None = None
+        # graphs are replayed one after another, so that all may use the same memory in between
+        self._pool = device.graph_pool()
         self._again: dict[GraphKey, Work] = {}
 
     def capture(self) -> None:
@@ -128,13 +130,13 @@ class DecodeGraphs:
         def work() -> None:
             hidden = self._model.hidden(self._batch(key), self._cache)
             found = Computed(hidden, self._model.logits(hidden))
-            if self._computed is None:
-                # in the run before the first capture, which is that of the most rows
-                self._computed = Computed(*(torch.empty_like(part) for part in found))
+            if self._computed is None:  # in a run before the first capture, where there is one
+                most = self._sizes[-1]
+                self._computed = Computed(*(part.new_empty(most, part.shape[1]) for part in found))
             for part, kept in zip(found, self._computed, strict=True):
                 kept[: key.rows].copy_(part)
 
-        self._again[key] = self._device.capture(work)
+        self._again[key] = self._device.capture(work, self._pool)
 
     def _batch(self, key: GraphKey) -> ModelBatch:
         tokens, positions, blocks, offsets = self._places[:, : key.rows].unbind()

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -56,11 +56,16 @@ class Device(Protocol):
         """Let what `stream` is given from now on start after what `on` was given until now."""
         ...
 
-    def capture(self, work: Work) -> Work:
+    def graph_pool(self) -> object:
+        """Return memory that captures may share which are never replayed at the same time."""
+        ...
+
+    def capture(self, work: Work, pool: object) -> Work:
         """Do `work` once, then record it, and return what does it again, to be given to a stream.
 
         Again means the same kernels over the same addresses: what differs from one time to the next
-        has to be in tensors that were there before. What `work` allocates stays allocated.
+        has to be in tensors that were there before. What `work` allocates, once it is recorded,
+        belongs to the pool. On the host, where nothing is recorded, it is `work` itself.
         """
         ...
 
@@ -86,7 +91,10 @@ class HostDevice:
     def wait(self, stream: Stream, on: Stream) -> None:
         """Nothing is under way."""
 
-    def capture(self, work: Work) -> Work:
+    def graph_pool(self) -> None:
+        return None
+
+    def capture(self, work: Work, pool: object) -> Work:
         return work
 
     def host_memory(self, num_bytes: int) -> Tensor:
@@ -115,8 +123,6 @@ class CudaDevice:
             Stream.COMPUTE: torch.cuda.current_stream(device),
             Stream.COPY: torch.cuda.Stream(device),  # type: ignore[no-untyped-call]
         }
-        # graphs are replayed one after another, so that all may use the same memory in between
-        self._pool = torch.cuda.graph_pool_handle()
 
     def run(self, stream: Stream, work: Work) -> Span:
         on = self._streams[stream]
@@ -128,11 +134,14 @@ class CudaDevice:
     def wait(self, stream: Stream, on: Stream) -> None:
         self._streams[stream].wait_stream(self._streams[on])
 
-    def capture(self, work: Work) -> Work:
+    def graph_pool(self) -> object:
+        return torch.cuda.graph_pool_handle()
+
+    def capture(self, work: Work, pool: Any) -> Work:
         # libraries prepare themselves and Triton compiles, which no capture allows
         self.run(Stream.COMPUTE, work).wait()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with torch.cuda.graph(graph, pool=pool):
             work()
         return graph.replay
 

@@ -53,7 +53,7 @@ class RunnerFacts:
     dtype: str
     quantization: str  # of the products of layers: "none", "int8" or "fp8"
     layers: str  # what computes them: "native", "plain" or "transformers"
-    products: str  # who multiplies matrices: "native" with a level, "onednn" or "torch"
+    products: str  # who multiplies matrices: "native" with a level, "onednn", "torch" or "triton"
     load_s: float
     token_s: float  # a prefill token takes; 0: not measured, because the token budget is given
     copy_block_s: float  # a block takes to the host, or back; 0: no room on the host
@@ -111,7 +111,7 @@ def build_runner(
         dtype=str(model.dtype).removeprefix("torch."),
         quantization=config.quantization,
         layers=model.layers,
-        products=backend(model.dtype) if model.device.type == "cpu" else "torch",
+        products=_products(config, model),
         load_s=time.perf_counter() - start_s,
         token_s=token_s,
         copy_block_s=copy_block_s,
@@ -233,6 +233,13 @@ def _cutter(model: Model, *, invariant: bool) -> TileCutter | None:
         processors=num_processors(model.device),
         invariant=invariant,
     )
+
+
+def _products(config: EngineConfig, model: Model) -> str:
+    """Name who multiplies the matrices of layers."""
+    if model.device.type == "cpu":
+        return backend(model.dtype)
+    return "triton" if config.deterministic or config.quantization != "none" else "torch"
 
 
 def _longest(config: EngineConfig, model: Model) -> int:

@@ -34,6 +34,7 @@ class FakeDevice:
     seed: int = 0
     has: Memory | None = None
     works_beside: bool = True
+    pools: list[object] = field(default_factory=list)
     num_captures: int = 0
     num_replays: int = 0
     _given: dict[Stream, list[Work]] = field(default_factory=lambda: {each: [] for each in Stream})
@@ -53,8 +54,13 @@ class FakeDevice:
     def wait(self, stream: Stream, on: Stream) -> None:
         self._after[stream] = self._given[on][-1:]
 
-    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+    def graph_pool(self) -> object:
+        self.pools.append(object())
+        return self.pools[-1]
+
+    def capture(self, work: Callable[[], None], pool: object) -> Callable[[], None]:
         """Do the work, then note which operations over which addresses it consists of."""
+        assert pool is self.pools[-1], "a pool is over with the captures that it was for"
         self.finish_all()
         work()
         tape = Tape()

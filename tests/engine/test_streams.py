@@ -18,7 +18,7 @@ import torch
 from cadenza.engine import block_copies, decode_graphs, uploads
 from cadenza.engine.block_copies import StreamedBlockCopier
 from cadenza.engine.decode_graphs import DecodeGraphs, padded_sizes
-from cadenza.engine.device import Stream
+from cadenza.engine.device import HostDevice, Stream
 from cadenza.engine.kv_cache import HostCache, KVCache
 from cadenza.engine.runner import ModelRunner
 from cadenza.engine.sampler import Sampler
@@ -39,7 +39,7 @@ ORDERS = [(Stream.COMPUTE, 0), (Stream.COPY, 0), *((None, seed) for seed in rang
 class Stage:
     """A runner over the model of hashes, driven by a scheduler with too few blocks for its rows."""
 
-    device: FakeDevice
+    device: FakeDevice | HostDevice
     staged: int = 3  # blocks, fewer than a row has
     runner: ModelRunner = field(init=False)
     driver: Driver = field(init=False)
@@ -76,7 +76,7 @@ class Stage:
 
     def serve(self) -> None:
         """Serve prompts that share a prefix, and compare each token."""
-        chance = np.random.default_rng(self.device.seed)
+        chance = np.random.default_rng(getattr(self.device, "seed", 0))
         prefix = chance.integers(0, VOCABULARY, 9).tolist()
         prompts = {
             request: [*prefix[: 3 * request], *chance.integers(0, VOCABULARY, 5 + request).tolist()]
@@ -163,6 +163,21 @@ def test_a_replayed_pass_samples_where_it_shall() -> None:
 
     assert stage.device.num_replays == 1
     assert tokens == [*oracle(prompts[1], 1) * 2, *oracle(prompts[2], 1)]
+
+
+def test_on_the_host_captures_are_replayed_in_any_order_of_sizes() -> None:
+    """As where Triton is interpreted: nothing was run before the first of them."""
+    stage = Stage(HostDevice())
+    stage.driver.add(1, [3, 1, 4], max_tokens=9)
+    for _ in range(4):
+        stage.driver.step()
+    for request in range(2, 7):
+        stage.driver.add(request, [request], max_tokens=4)
+
+    stage.driver.run()
+
+    assert stage.driver.tokens[1] == oracle([3, 1, 4], 9)
+    assert stage.driver.tokens[6] == oracle([6], 4)
 
 
 def test_sizes_are_padded_to_few_and_the_largest_is_the_last() -> None:
@@ -356,7 +371,7 @@ def test_the_host_may_not_ask_for_a_value_under_capture() -> None:
     device, value = FakeDevice(None), torch.tensor(3)
 
     with pytest.raises(AssertionError, match="under capture"):
-        device.capture(lambda: print(value.item()))  # noqa: T201
+        device.capture(lambda: print(value.item()), device.graph_pool())  # noqa: T201
 
 
 def test_deterministic_decodes_are_captured_for_each_power_of_two_of_splits() -> None:
