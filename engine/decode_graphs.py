@@ -47,7 +47,7 @@ class GraphKey(NamedTuple):
 
 
 class DecodeInputs(NamedTuple):
-    """What a pass is told, on the host or sent."""
+    """What a pass is told, before it is sent."""
 
     places: npt.NDArray[np.int64]  # [4, padded rows]: tokens, positions, blocks, offsets
     block_tables: npt.NDArray[np.int32]  # [rows, blocks]
@@ -88,11 +88,11 @@ class DecodeGraphs:
     def capture(self) -> None:
         """Capture all passes, the largest first: the others then find room in its memory."""
         for key in self._keys():
-            self.capture_one(key)
+            self._capture(key)
 
     def capture_largest(self) -> None:
         """Capture the pass that takes the most memory."""
-        self.capture_one(next(self._keys()))
+        self._capture(next(self._keys()))
 
     def key_of(self, plan: StepPlan) -> GraphKey | None:
         """Return which capture computes a plan; None: it is to be computed launch by launch."""
@@ -123,7 +123,7 @@ class DecodeGraphs:
         assert self._computed is not None
         return Computed(*(part[: key.rows] for part in self._computed))
 
-    def capture_one(self, key: GraphKey) -> None:
+    def _capture(self, key: GraphKey) -> None:
         self._places[2] = -1  # nothing is written while there is nothing to compute
 
         @torch.inference_mode()
