@@ -10,6 +10,7 @@ import asyncio
 import os
 import random
 import signal
+import sys
 from collections import Counter
 from typing import Any
 
@@ -39,6 +40,10 @@ async def run(scale: Scale) -> Outcome:
             told = await _drain(served, chance)
             async with asyncio.timeout(30):
                 status = await asyncio.to_thread(served.process.wait)
+        sys.stdout.write(
+            f"drain {number + 1}: {told['in_flight']} in flight, {told['dropped']} dropped\n"
+        )
+        sys.stdout.flush()
         if status:
             wrong.append(f"service {number} left with status {status}")
         if told["dropped"]:

@@ -46,8 +46,8 @@ class Figures(NamedTuple):
 
     tasks: int
     descriptors: int
-    front_kib: int  # resident, once what is free is given back
-    engine_kib: int
+    front_kib: int  # of its own that is resident, once what is free is given back
+    engine_kib: int  # likewise; caches are mapped, and not counted
     front_cpu_s: float
     engine_cpu_s: float
 
@@ -154,9 +154,9 @@ async def _answer(engine_pid: int) -> None:
 
 
 def _status(pid: int) -> tuple[int, float]:
-    """Resident memory in KiB, and CPU seconds of all threads."""
+    """Anonymous memory that is resident, in KiB, and CPU seconds of all threads."""
     status = Path(f"/proc/{pid}/status").read_text()
-    [resident] = [line.split()[1] for line in status.splitlines() if line.startswith("VmRSS")]
+    [resident] = [line.split()[1] for line in status.splitlines() if line.startswith("RssAnon")]
     times = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return int(resident), (int(times[11]) + int(times[12])) / os.sysconf("SC_CLK_TCK")
 
