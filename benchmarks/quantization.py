@@ -20,10 +20,12 @@ from typing import Any
 import numpy as np
 
 from cadenza.checkpoints.locate import locate
-from cadenza.engine.runner import ModelRunner, build_runner
+from cadenza.engine.runner import ModelRunner
+from cadenza.engine.startup import build_runner
 from cadenza.scheduler.plan import PromptScores, StepOutcome, StepPlan
 from cadenza.service.tokenizer import load_tokenizer
 from cadenza.testing import Driver
+from cadenza.testing.fake_runner import SteppedRunner
 from cadenza.wire.messages import EngineConfig, Sampling
 
 sys.path.append(str(Path(__file__).parent))
@@ -39,7 +41,7 @@ LIMITS = {"num_blocks": 512, "block_size": 16, "max_num_batched_tokens": 2048, "
 SCORED = Sampling(temperature=0.0, prompt_logprobs=1)
 
 
-class Scoring:
+class Scoring(SteppedRunner):
     """A runner that keeps the scores of prompts."""
 
     def __init__(self, runner: ModelRunner) -> None:

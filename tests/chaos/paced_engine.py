@@ -21,6 +21,7 @@ from cadenza.scheduler.config import SchedulerConfig
 from cadenza.scheduler.plan import StepOutcome, StepPlan
 from cadenza.scheduler.scheduler import Scheduler
 from cadenza.service.engine_process import EngineProcess, start_engine
+from cadenza.testing.fake_runner import SteppedRunner
 from cadenza.wire.logging import configure_logging
 from cadenza.wire.messages import PolicyConfig, Ready
 
@@ -34,7 +35,7 @@ def start(step_s: float, seats: int) -> EngineProcess:
     return start_engine((sys.executable, "-P", str(Path(__file__)), str(step_s), str(seats)))
 
 
-class PacedRunner:
+class PacedRunner(SteppedRunner):
     """Takes as long over each plan, and draws the next words."""
 
     def __init__(self, step_s: float) -> None:
