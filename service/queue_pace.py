@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 
 _SEATS = 64  # the latest, by which the pace is told
+_TOGETHER_S = 0.02  # within which seats are of one step
 
 
 class QueuePace:
@@ -31,7 +32,9 @@ class QueuePace:
     def wait_s(self, num_waiting: int) -> float:
         """Seconds until so many have seats, at the pace of late; 0 before any is known."""
         self.advance(somebody_waited=num_waiting > 0)
-        if len(self._seats_s) < 2:
+        if not self._seats_s:
             return 0.0
-        first_s, num_seats = self._seats_s[0], len(self._seats_s) - 1
-        return num_waiting * (self._waited_s - first_s) / num_seats
+        # Those that were seated together with the first tell nothing of how long it takes
+        first_s = self._seats_s[0]
+        num_later = sum([seat_s > first_s + _TOGETHER_S for seat_s in self._seats_s])
+        return num_waiting * (self._waited_s - first_s) / num_later if num_later else 0.0

@@ -63,6 +63,15 @@ def test_a_queue_that_stands_still_takes_longer_and_longer():
     assert queue.wait_s == pytest.approx(9 * 1.0)
 
 
+def test_seats_that_come_together_are_told_by_the_time_between_such():
+    queue = Queue()
+    queue.change(100)
+    for _ in range(2):
+        queue.now_s += 1.6
+        queue.seat_every(0.0001, 32)
+    assert queue.wait_s == pytest.approx(36 * 1.6 / 32, rel=0.01)
+
+
 def test_only_the_latest_tell():
     queue = Queue()
     queue.change(200)
