@@ -72,6 +72,15 @@ def test_seats_that_come_together_are_told_by_the_time_between_such():
     assert queue.wait_s == pytest.approx(36 * 1.6 / 32, rel=0.01)
 
 
+def test_a_step_that_gives_more_seats_than_tell_is_told_by_the_time_since_the_one_before():
+    queue = Queue()
+    queue.change(500)
+    for _ in range(3):
+        queue.now_s += 2.0
+        queue.seat_every(0.0, 100)
+    assert queue.wait_s == pytest.approx(200 * 2.0 / 100)
+
+
 def test_only_the_latest_tell():
     queue = Queue()
     queue.change(200)
