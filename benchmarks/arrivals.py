@@ -49,7 +49,7 @@ class Connection(NamedTuple):
 class Seen:
     """What became of requests; times in milliseconds."""
 
-    served_ms: list[float] = field(default_factory=list)  # until the first token
+    served_ms: list[float] = field(default_factory=list)  # until the first token of a whole stream
     refused_ms: list[float] = field(default_factory=list)
     health_ms: list[float] = field(default_factory=list)
     cut: int = 0  # streams that began and did not end whole
@@ -89,15 +89,22 @@ class Arrivals:
 
     async def _request(self) -> None:
         began_s = time.perf_counter()
-        connection = self._idle.pop() if self._idle else await self._connect()
+        connection = self._open() or await self._connect()
         connection.writer.write(_REQUEST)
         head = await connection.reader.readuntil(b"\r\n\r\n")
         status = int(head.split(b" ", 2)[1])
         if status == 200:
-            await connection.reader.readuntil(b"data: ")
-            self.seen.served_ms.append(_ms_since(began_s))
-            rest = await connection.reader.readuntil(b"\r\n0\r\n\r\n")
-            self.seen.cut += b"data: [DONE]" not in rest
+            try:
+                await connection.reader.readuntil(b"data: ")
+                first_ms = _ms_since(began_s)
+                rest = await connection.reader.readuntil(b"\r\n0\r\n\r\n")
+            except (asyncio.IncompleteReadError, ConnectionError):
+                self.seen.cut += 1
+                return
+            if b"data: [DONE]" in rest:
+                self.seen.served_ms.append(first_ms)
+            else:
+                self.seen.cut += 1
         else:
             if status == 503:
                 self.seen.refused_ms.append(_ms_since(began_s))
@@ -116,6 +123,14 @@ class Arrivals:
             assert b" 200 " in head
             self.seen.health_ms.append(_ms_since(began_s))
             await connection.reader.readexactly(_content_length(head))
+
+    def _open(self) -> Connection | None:
+        """One to be used again; the service closes those that have been idle for long."""
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.reader.at_eof():
+                return connection
+        return None
 
     async def _connect(self) -> Connection:
         return Connection(*await asyncio.open_connection("127.0.0.1", self._port, limit=1 << 20))
