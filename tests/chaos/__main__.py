@@ -46,11 +46,18 @@ async def run(names: list[str], scale: Scale) -> int:
     return 1 if is_wrong else 0
 
 
+def count(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+    return number
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make chaos", description=__doc__)
     parser.add_argument("--only", nargs="+", choices=PARTS, default=[*PARTS], help="these parts")
     for field in fields(Scale):
-        parser.add_argument(f"--{field.name}", type=int, default=field.default)
+        kind = int if field.name == "seed" else count
+        parser.add_argument(f"--{field.name}", type=kind, default=field.default)
     given = vars(parser.parse_args())
     return asyncio.run(run(given.pop("only"), Scale(**given)))
 

@@ -15,6 +15,7 @@ import httpx
 
 _WORDS = ("river", "night", "violin", "silver", "window", "music", "letter", "winter", "garden")
 _LOOK_S = 0.01
+_PATIENCE_S = 600.0
 _KINDS: list[dict[str, Any]] = [
     {"temperature": 0.0},
     {"temperature": 1.0},
@@ -104,9 +105,14 @@ async def metric(http: httpx.AsyncClient, name: str, label: str = "") -> float:
 
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    """Look again and again: what is waited for happens in other processes."""
-    while not await condition():  # noqa: ASYNC110 - no event comes from there
-        await asyncio.sleep(_LOOK_S)
+    """Look again and again: what is waited for happens in other processes.
+
+    Raises:
+        TimeoutError: it has not for longer than any machine needs.
+    """
+    async with asyncio.timeout(_PATIENCE_S):
+        while not await condition():  # noqa: ASYNC110 - no event comes from there
+            await asyncio.sleep(_LOOK_S)
 
 
 async def is_ready(http: httpx.AsyncClient) -> bool:

@@ -2,7 +2,8 @@
 
 Each life draws its disturbances by weight from its seed. The first that goes wrong ends the soak,
 and tells its seed. Before them two planted leaks, of blocks and of memory, have to be noticed. The
-last line is one JSON object; an operation is a block that a pool hands out, pins or takes back.
+last line is one JSON object, and the exit status 1 if blocks have leaked; an operation is a block
+that a pool hands out, pins or takes back.
 """
 
 from __future__ import annotations
@@ -171,14 +172,16 @@ def say(line: str) -> None:
     sys.stdout.flush()
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(prog="make soak", description=__doc__)
     parser.add_argument("seed", type=int, nargs="?", default=time.time_ns() // 1_000_000)
     parser.add_argument("--seconds", type=float, default=SECONDS, help="at least")
     parser.add_argument("--operations", type=int, default=OPERATIONS, help="at least")
     given = parser.parse_args()
-    say(json.dumps(soak(given.seed, given.seconds, given.operations)))
+    figures = soak(given.seed, given.seconds, given.operations)
+    say(json.dumps(figures))
+    return 1 if figures["leaked_blocks"] else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
