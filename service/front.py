@@ -23,6 +23,7 @@ from cadenza.service.engine_process import EngineProcess
 from cadenza.service.errors import EngineUnavailable
 from cadenza.service.front_policies import FrontPolicies
 from cadenza.service.generator import Generator
+from cadenza.service.http.answer import chunk_text
 from cadenza.service.http.app import build_app
 from cadenza.service.http.server import HttpServer
 from cadenza.service.limits import Limits
@@ -31,6 +32,7 @@ from cadenza.service.metrics import Metrics
 from cadenza.service.otel import open_tracer
 from cadenza.service.policy_control import PolicyControl
 from cadenza.service.recorder import Recorder
+from cadenza.service.rpc import wire_format
 from cadenza.service.rpc.connections import ANY_AGE, ConnectionAge
 from cadenza.service.rpc.server import GrpcServer
 from cadenza.service.standby import Standby
@@ -40,6 +42,7 @@ from cadenza.wire.messages import EngineConfig, Progress, Ready
 
 _LEAVE_S = 5.0  # what a serving engine has to finish its step and leave
 _FLUSH_S = 1.0  # what the last words of a stream have to reach its client
+_ENCODES = (chunk_text, wire_format.token)  # of tokens' texts, by protocol
 
 _log = structlog.get_logger(__name__)
 
@@ -184,11 +187,14 @@ class Front:
             start=self._start_another,
         )
         serving = asyncio.ensure_future(http.serve())
+        # Meanwhile the engine loads
+        looking_up = asyncio.ensure_future(self._tokenizer.usual_texts.look_up(_ENCODES))
         announcing = asyncio.ensure_future(self._announce(engine, grpc, control, addresses))
         supervising = asyncio.ensure_future(supervisor.run())
         try:
             await self._until_stopped(engine, generator, grpc, announcing, [serving, supervising])
         finally:
+            looking_up.cancel()
             announcing.cancel()
             supervising.cancel()
             # Closing the engine first ends what is left with an error event, not a cut connection.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
 from typing import TypeAlias
 
@@ -12,6 +13,9 @@ from tokenizers import decoders
 INCOMPLETE = "\ufffd"  # what decoders say for bytes that are no character, or not yet
 
 Encode: TypeAlias = Callable[[int, str], bytes]  # a token and its text, as a protocol has them
+
+_AT_ONCE = 1 << 10  # tokens that are looked up, in some milliseconds, before others have a turn
+_MOST = 1 << 16  # that are looked up beforehand; in vocabularies by frequency the others are rare
 
 
 class TokenTexts(dict[int, str | None]):
@@ -33,12 +37,25 @@ class TokenTexts(dict[int, str | None]):
         text = self[token_id] = self._alone(token_id)
         return text
 
+    @property
+    def vocab_size(self) -> int:
+        return int(self._backend.get_vocab_size(with_added_tokens=True))
+
     def encoded(self, encode: Encode) -> EncodedTexts:
         """The same as bytes, once for each `encode`, which are few functions."""
         if encode not in self._encoded:
-            size = self._backend.get_vocab_size(with_added_tokens=True)
-            self._encoded[encode] = EncodedTexts(self, encode, size)
+            self._encoded[encode] = EncodedTexts(self, encode, self.vocab_size)
         return self._encoded[encode]
+
+    async def look_up(self, encodes: Iterable[Encode]) -> None:
+        """Have texts at hand, and encoded, of which else each is looked up while a stream waits."""
+        encoded = [self.encoded(encode) for encode in encodes]
+        last = 0 if self.need_context else min(self.vocab_size, _MOST)
+        for first in range(0, last, _AT_ONCE):
+            for token_id in range(first, min(first + _AT_ONCE, last)):
+                for each in encoded:
+                    each.find(token_id)
+            await asyncio.sleep(0)
 
     def _alone(self, token_id: int) -> str | None:
         if self.need_context:

@@ -69,6 +69,11 @@ class Tokenizer:
         """No token stands for more characters than this; a bound for refusing before encoding."""
         return self.bytes.longest
 
+    @property
+    def usual_texts(self) -> TokenTexts:
+        """What tokens stand for where a request does not say how it wants control tokens."""
+        return self._texts[True]
+
     def detokenizer(self, prompt: Sequence[int], *, skip_special_tokens: bool) -> Detokenizer:
         """A decoder of what one choice adds to `prompt`."""
         return Detokenizer(

@@ -33,7 +33,7 @@ class _Tap:
         self._answer = answer
         self._stream = stream
         self._connection = stream.connection
-        self._texts = texts.encoded(_text)
+        self._texts = texts.encoded(chunk_text)
         self._around: tuple[bytes, bytes] | None = None
 
     @property
@@ -62,7 +62,7 @@ class _Tap:
         return True
 
 
-def _text(_: int, text: str) -> bytes:
+def chunk_text(_: int, text: str) -> bytes:
     """A token's text in its chunk, as `token_texts.Encode`. Without text there is no chunk."""
     return sse.json(text) if text else b""
 

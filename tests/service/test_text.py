@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models
 
+from cadenza.service import token_texts
 from cadenza.service.detokenizer import Detokenizer
 from cadenza.service.stop_strings import StopStrings
 from cadenza.service.token_texts import TokenTexts
@@ -200,3 +202,34 @@ def test_only_a_possible_beginning_is_held(text, held):
 
     assert matcher.push(text) == (text.removesuffix(held), None)
     assert matcher.flush() == held
+
+
+def test_a_vocabulary_is_looked_up_beforehand_and_nothing_of_it_again(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    texts = TokenTexts(BACKEND, skip_special_tokens=True)
+    expected = {token: TokenTexts(BACKEND, skip_special_tokens=True)[token] for token in range(99)}
+    asked: list[int] = []
+
+    def encode(token: int, text: str) -> bytes:
+        asked.append(token)
+        return text.encode()
+
+    monkeypatch.setattr(token_texts, "_AT_ONCE", 7)
+    asyncio.run(texts.look_up([encode]))
+    asked.clear()
+
+    assert len(texts) == texts.vocab_size
+    assert {token: texts[token] for token in expected} == expected
+    found = [texts.encoded(encode).find(token) for token in expected]
+    assert found == [text if text is None else text.encode() for text in expected.values()]
+    assert not asked
+
+
+def test_of_decoders_that_look_at_what_is_around_nothing_is_looked_up():
+    backend = tokenizers.Tokenizer(models.WordLevel(vocab={"a": 0}, unk_token="a"))
+    texts = TokenTexts(backend, skip_special_tokens=True)
+
+    asyncio.run(texts.look_up([lambda token, text: text.encode()]))
+
+    assert not texts
