@@ -36,17 +36,19 @@ def blocks_beside(memory: Memory, share: float, *, block_bytes: int, staging_byt
 def rehearse_largest(
     runner: ModelRunner, sampler: Sampler, *, num_rows: int, num_tokens: int, most: int
 ) -> None:
-    """Compute the largest step over the first block alone, and capture the largest graph.
+    """Capture the largest graph, and compute the largest step over the first block alone.
 
-    num_tokens: of the step; most: of a row. Raises ValueError where they do not fit into memory.
+    In this order: who captures gives back first what the allocator keeps of earlier steps, so that
+    a step's memory would count as free. num_tokens: of the step; most: of a row. Raises ValueError
+    where they do not fit into memory.
     """
     plan = largest_plan(num_rows, num_tokens, most, runner.cache.shape.block_size)
     tokens = np.zeros(1, dtype=np.int32)
     for seat in range(plan.num_rows):
         sampler.seat(Seated(seat, 0, tokens, 1), _COSTLY, 0)
     try:
-        runner.execute(plan)
         runner.capture_largest()
+        runner.execute(plan)
     except torch.OutOfMemoryError as error:
         raise ValueError(
             f"The largest step, {plan.num_tokens} tokens of {plan.num_rows} rows, does not fit into"

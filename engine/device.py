@@ -65,7 +65,8 @@ class Device(Protocol):
 
         Again means the same kernels over the same addresses: what differs from one time to the next
         has to be in tensors that were there before. What `work` allocates, once it is recorded,
-        belongs to the pool. On the host, where nothing is recorded, it is `work` itself.
+        belongs to the pool. What the allocator keeps of work that is over is given back first. On
+        the host, where nothing is recorded, it is `work` itself.
         """
         ...
 

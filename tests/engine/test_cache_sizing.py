@@ -87,6 +87,31 @@ def test_the_cache_takes_what_the_largest_step_leaves(monkeypatch: pytest.Monkey
     assert not rehearsed.parts.sampler._shaping, "nobody sits where the rehearsal sat"
 
 
+def test_memory_is_asked_for_while_the_allocator_keeps_what_the_largest_step_took(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Who captures gives that back first, and it would count as free."""
+    kept: list[StepPlan] = []
+    capture, execute = FakeDevice.capture, startup.ModelRunner.execute
+
+    def giving_back(device: FakeDevice, *work: Any) -> Any:
+        kept.clear()
+        return capture(device, *work)
+
+    def keeping(runner: Any, plan: StepPlan) -> Any:
+        kept.append(plan)
+        return execute(runner, plan)
+
+    monkeypatch.setattr(FakeDevice, "capture", giving_back)
+    monkeypatch.setattr(startup.ModelRunner, "execute", keeping)
+    monkeypatch.setattr(
+        FakeDevice, "memory", lambda _: Memory((1000 - 100 * len(kept)) * BLOCK, 2000 * BLOCK)
+    )
+    rehearsed = Rehearsed(None, monkeypatch, swap_bytes=0, gpu_memory_utilization=0.75)
+
+    assert rehearsed.parts.caches()[0].num_blocks == 1000 - 500 - 100
+
+
 def test_a_step_that_does_not_fit_is_told_with_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
     rehearsed = Rehearsed(Memory(free=GIB, total=2 * GIB), monkeypatch)
 
