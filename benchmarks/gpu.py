@@ -78,7 +78,7 @@ def runner_of(model: Model, *, seats: int, **options: object) -> ModelRunner:
     greedy = Sampling(temperature=0.0)
     parts = RunnerParts(config, model, lambda _: (greedy, 0), device_of(model.device))
     runner = parts.runner(*parts.caches())
-    runner.capture()
+    runner.capture(lambda *_: None)
     return runner
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from cadenza.engine.block_copies import BlockCopier
 from cadenza.scheduler.plan import Copies, StepPlan
 
-_MEASURED_TOKENS = 64
+FEW_TOKENS = 64  # measured, where they keep the device busy
 _MEASURED_BLOCKS = 4
 _BUDGET_STEP = 16  # tokens
 _LEAST_BUDGET, MOST_BUDGET = 64, 2048  # tokens
@@ -19,14 +19,19 @@ NO_COPIES = Copies(_NO_PAIRS, _NO_PAIRS, _NO_PAIRS)
 
 
 def token_seconds(
-    run: Callable[[StepPlan], object], *, num_blocks: int, block_size: int, longest: int
+    run: Callable[[StepPlan], object],
+    *,
+    num_blocks: int,
+    block_size: int,
+    longest: int,
+    tokens: int,
 ) -> float:
     """Return how long one token of a prefill takes.
 
     run: computes a plan, and returns once it is computed. Overwrites the first blocks of the
-    cache. longest: positions that the model has.
+    cache. longest: positions that the model has; tokens: to measure, where there is room for them.
     """
-    plan = _prefill_plan(min(_MEASURED_TOKENS, num_blocks * block_size, longest), block_size)
+    plan = _prefill_plan(min(tokens, num_blocks * block_size, longest), block_size)
     run(plan)
     # the quicker of two: a busy neighbour only ever adds time
     return min(_seconds(lambda: run(plan)) for _ in range(2)) / plan.num_tokens

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from cadenza.engine.device import Device, Work
 from cadenza.engine.kv_cache import KVCache
-from cadenza.engine.models import Model, ModelBatch
+from cadenza.engine.models import Model, ModelBatch, ProgressCallback
 from cadenza.kernels.paged_attention import (
     QueryTiles,
     Splits,
@@ -85,9 +85,14 @@ class DecodeGraphs:
         self._pool = device.graph_pool()
         self._again: dict[GraphKey, Work] = {}
 
-    def capture(self) -> None:
-        """Capture all passes, the largest first: the others then find room in its memory."""
-        for key in self._keys():
+    def capture(self, progress: ProgressCallback) -> None:
+        """Capture all passes, the largest first: the others then find room in its memory.
+
+        It is told before each: together they may take longer than an engine may be silent.
+        """
+        keys = tuple(self._keys())
+        for done, key in enumerate(keys):
+            progress("graphs", done, len(keys))
             self._capture(key)
 
     def capture_largest(self) -> None:

@@ -21,7 +21,7 @@ from cadenza.engine.block_copies import BlockCopier
 from cadenza.engine.decode_graphs import Computed, DecodeGraphs, GraphKey
 from cadenza.engine.device import Device, Span, Stream
 from cadenza.engine.kv_cache import KVCache
-from cadenza.engine.models import Model, ModelBatch
+from cadenza.engine.models import Model, ModelBatch, ProgressCallback
 from cadenza.engine.prompt_scores import PromptScorer
 from cadenza.engine.sampler import NOTHING_SAMPLED, Draws, Sampled, Sampler
 from cadenza.engine.uploads import Array, Uploads
@@ -77,10 +77,10 @@ class ModelRunner:
     def copier(self) -> BlockCopier:
         return self._copier
 
-    def capture(self) -> None:
+    def capture(self, progress: ProgressCallback) -> None:
         """Capture the passes that are replayed from now on; takes seconds on a GPU."""
         if self._graphs is not None:
-            self._graphs.capture()
+            self._graphs.capture(progress)
 
     def capture_largest(self) -> None:
         """Capture the one that takes the most memory."""

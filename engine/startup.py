@@ -13,6 +13,7 @@ import torch
 from cadenza.engine.block_copies import block_copier, max_staged
 from cadenza.engine.cache_sizing import blocks_beside, rehearse_largest
 from cadenza.engine.calibration import (
+    FEW_TOKENS,
     MOST_BUDGET,
     copy_block_seconds,
     token_seconds,
@@ -86,13 +87,19 @@ def build_runner(
     )
     progress("cache", 0, 0)
     parts = RunnerParts(config, model, settings, device_of(model.device))
-    runner = parts.runner(*parts.caches())
-    progress("calibration", 0, 0)
-    runner.capture()
     budget, token_s = config.max_num_batched_tokens, 0.0
-    if budget is None:
-        token_s = _token_seconds(runner, model)
-        budget = tokens_within(config.step_time_s, token_s)
+    try:
+        runner = parts.runner(*parts.caches())
+        runner.capture(progress)
+        progress("calibration", 0, 0)
+        if budget is None:
+            token_s = _token_seconds(runner, model)
+            budget = tokens_within(config.step_time_s, token_s)
+    except torch.OutOfMemoryError as error:
+        raise ValueError(
+            "The graphs of decodes, or a step, do not fit into memory beside the weights and the"
+            " KV cache: lower num_blocks, kv_cache_bytes, gpu_memory_utilization or max_num_seqs."
+        ) from error
     cache, num_host_blocks = runner.cache, runner.copier.num_host_blocks
     copy_block_s = copy_block_seconds(
         runner.copier, num_blocks=cache.num_blocks, num_host_blocks=num_host_blocks
@@ -257,6 +264,8 @@ def _token_seconds(runner: ModelRunner, model: Model) -> float:
         num_blocks=runner.cache.num_blocks,
         block_size=runner.cache.shape.block_size,
         longest=model.config.max_positions,
+        # few take a device that works beside the host as long as many do
+        tokens=MOST_BUDGET if model.device.type == "cuda" else FEW_TOKENS,
     )
 
 

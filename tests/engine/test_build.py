@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from structlog.testing import capture_logs
 
 from cadenza.engine import startup
@@ -69,6 +70,18 @@ def test_an_engine_without_compiled_kernels_says_so_once(
 
     warnings = [line for line in logs if "no C++ kernels" in line["event"]]
     assert [line["products"] for line in warnings] == [products] * told
+
+
+def test_graphs_without_room_beside_the_cache_are_told_in_a_sentence(
+    tiny: str, monkeypatch: pytest.MonkeyPatch
+):
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(startup.ModelRunner, "capture", full)
+    ours, theirs = socket.socketpair()
+    with ours, theirs, pytest.raises(ValueError, match="do not fit into memory beside"):
+        build_engine(Channel(theirs), engine_config(tiny, num_blocks=40))
 
 
 @pytest.mark.parametrize(("name", "told"), [("OLMo2", 1), ("Qwen3", 0)])

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from cadenza.checkpoints import locate
-from cadenza.engine.calibration import tokens_within
+from cadenza.engine.calibration import token_seconds, tokens_within
 from cadenza.engine.startup import build_runner
 from cadenza.scheduler.plan import Seated
 from cadenza.wire.messages import EngineConfig, Sampling
@@ -322,6 +322,24 @@ def test_cuda_is_refused_where_there_is_none() -> None:
 
     with pytest.raises(ValueError, match="has no CUDA"):
         build_runner(config, lambda _: (Sampling(), 0), lambda *_: None)
+
+
+@pytest.mark.parametrize(("tokens", "measured"), [(64, 64), (2048, 160)])
+def test_calibration_computes_as_many_tokens_as_it_shall_and_there_is_room_for(
+    tokens: int, measured: int
+) -> None:
+    computed: list[int] = []
+
+    token_s = token_seconds(
+        lambda plan: computed.append(plan.num_tokens),
+        num_blocks=10,
+        block_size=16,
+        longest=1000,
+        tokens=tokens,
+    )
+
+    assert computed == [measured] * 3
+    assert token_s > 0
 
 
 def test_progress_is_told_in_order() -> None:

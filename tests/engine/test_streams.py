@@ -43,6 +43,7 @@ class Stage:
     staged: int = 3  # blocks, fewer than a row has
     runner: ModelRunner = field(init=False)
     driver: Driver = field(init=False)
+    told: list[tuple[str, int, int]] = field(default_factory=list)  # while capturing
 
     def __post_init__(self) -> None:
         model: Any = HashModel()
@@ -64,7 +65,7 @@ class Stage:
             CUTTER,
             graphs,
         )
-        self.runner.capture()
+        self.runner.capture(lambda *told: self.told.append(told))
         self.driver = Driver(
             profile_of({"choose_preemption": "swap", "reserve_blocks": "none"}),
             self.runner,
@@ -103,6 +104,7 @@ def test_every_order_of_streams_gives_the_tokens_of_a_plain_loop(
     stage = serve(prefer, seed)
 
     assert stage.device.num_captures == len(padded_sizes(MOST_ROWS))
+    assert stage.told == [("graphs", done, 4) for done in range(4)]
     assert stage.device.num_replays > 20
     assert stage.driver.preempted, "rows were swapped out, and came back"
 
@@ -382,8 +384,8 @@ def test_deterministic_decodes_are_captured_for_each_power_of_two_of_splits() ->
     graphs = DecodeGraphs(model, cache, FakeDevice(None), cutter, most_rows=2, longest=5000)
     longer = DecodeGraphs(model, cache, FakeDevice(None), cutter, most_rows=1, longest=100_000)
 
-    graphs.capture()
-    longer.capture()
+    graphs.capture(lambda *_: None)
+    longer.capture(lambda *_: None)
 
     assert [(key.rows, key.splits) for key in graphs._again] == [
         (rows, (number, 512)) for rows in (2, 1) for number in (16, 8, 4, 2, 1)
