@@ -65,7 +65,7 @@ class BlockCopier:
 
     def _indices(self, blocks: Int32Array) -> Tensor:
         """[copies], int64, on the device."""
-        return torch.from_numpy(blocks.astype(np.int64)).to(self._device.device)
+        return torch.from_numpy(blocks.astype(np.int64))
 
 
 class StreamedBlockCopier(BlockCopier):
@@ -125,6 +125,12 @@ class StreamedBlockCopier(BlockCopier):
     def _copy_on_write(self, pairs: Int32Array) -> None:
         sources, targets = self._indices(pairs[:, 0]), self._indices(pairs[:, 1])
         self._streams.run(Stream.COMPUTE, lambda: copy_blocks(self._device, sources, targets))
+
+    def _indices(self, blocks: Int32Array) -> Tensor:
+        """Pinned: a copy from other memory would wait for all that computes, and for swaps."""
+        host = self._streams.host_memory(8 * len(blocks)).view(torch.int64)
+        host.numpy()[:] = blocks
+        return host.to(self._device.device, non_blocking=True)
 
     def _pieces(self, pairs: Int32Array) -> Iterator[tuple[Int32Array, Tensor]]:
         """Yield pairs with a part of the staging each, which nobody else uses any more."""

@@ -61,8 +61,13 @@ class Constraints:
         if self._refused is not None:
             logits = logits.masked_fill(self._refused, _FORBIDDEN)
         if forbidden := self._forbidden_now():
-            logits = logits.index_fill(0, torch.tensor(forbidden, device=self._device), _FORBIDDEN)
+            logits = logits.index_fill(0, self._sent(forbidden), _FORBIDDEN)
         return logits
+
+    def _sent(self, ids: list[int]) -> Tensor:
+        """Pinned: a copy from other memory would wait for the pass that is under way."""
+        host = torch.tensor(ids, pin_memory=self._device.type == "cuda")
+        return host.to(self._device, non_blocking=True)
 
     def _forbidden_now(self) -> list[int]:
         """What would end the output too soon, and what would complete a bad word."""

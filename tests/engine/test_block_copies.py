@@ -116,6 +116,25 @@ def random_copies(chance: np.random.Generator) -> Copies:
     )
 
 
+def test_indices_are_sent_from_memory_that_nobody_waits_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    taken: list[int] = []
+    memory = FakeDevice.host_memory
+
+    def noted(device: FakeDevice, num_bytes: int) -> torch.Tensor:
+        taken.append(num_bytes)
+        return memory(device, num_bytes)
+
+    monkeypatch.setattr(FakeDevice, "host_memory", noted)
+    blocks = Blocks("cpu", FakeDevice(None), staged=2)
+
+    blocks.copier.run(make_copies([(6, 1)], [(8, 6), (8, 7)], [(4, 8), (1, 9), (0, 10)]))
+    blocks.copier.finish()
+
+    assert taken == [8, 16, 16, 8, 16]
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_random_copies_over_many_steps(device: str) -> None:
     chance = np.random.default_rng(5)
