@@ -19,7 +19,7 @@
 #   make bench-overload   goodput, refusals and /health at up to ten times what can be served
 #   make bench-kernels    floors of the Triton kernels on three GPUs, and times where there is one
 #   make bench-gpu        kernels, decode steps with and without CUDA graphs, and loads, beside
-#                     vLLM's engine if VLLM_VENV names its venv; like test-gpu it ends with 3
+#                     vLLM's engine if VLLM_VENV names its venv; like test-gpu it fails at once
 #                     where there is no GPU
 #   make bench-service    what a streamed token costs the front, and whether 2,000 streams hold
 #   make bench-policies   how long streams stand still under hostile policies
