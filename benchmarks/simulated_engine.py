@@ -149,8 +149,7 @@ class Judged(NamedTuple):
             self.simulated[profile].append(bench.simulated(profile, trace, machine))
 
     def tell(self) -> None:
-        rounds = len(self.served[PROFILES[0]])
-        print(f"\n{self.load.rate:g} requests a second, medians of {rounds} rounds")
+        print(f"\n{self.load.rate:g} requests a second, medians")
         for profile in PROFILES:
             served, simulated = self.served[profile], self.simulated[profile]
             for name, (path, most) in JUDGED.items():
@@ -210,14 +209,16 @@ def main() -> None:
     loads = [
         Judged.of(LOAD._replace(rate=rate, requests=options.requests)) for rate in options.rates
     ]
-    for _ in range(options.rounds):
+    for number in range(1, options.rounds + 1):
         machine = bench.calibrated()
         for load in loads:
             load.serve(bench, machine)
-    for load in loads:
-        load.tell()
-    if options.json:
-        options.json.write_text(json.dumps([load._asdict() for load in loads]))
+        if options.json:
+            options.json.write_text(json.dumps([load._asdict() for load in loads]))
+        print(f"\n{number} of {options.rounds} rounds")
+        for load in loads:
+            load.tell()
+        print(flush=True)
 
 
 if __name__ == "__main__":
