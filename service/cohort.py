@@ -79,7 +79,7 @@ class Cohort:
     def hand_out(self, news: News, now_s: float) -> Sequence[tuple[Branch, int]]:
         """Give a step's tokens to the taps. Returns the other rows, with their places in it.
 
-        What a tap raises is told to its row, or to all rows that share the way.
+        What a tap raises is told to its row; what a way raises, to all rows that share it.
         """
         left = self._places_left(news.tokens)
         if self._times is not None and not left:
@@ -116,23 +116,17 @@ class Cohort:
         return logprobs.keys().isdisjoint([each.branch.number for each in self._members])
 
     def _places_left(self, tokens: Sequence[int]) -> Collection[int]:
-        left: list[int] = []
-        for place, branch, tap in self._alone:
-            try:
-                is_taken = tap.take_plain(tokens[place])
-            except Exception as error:
-                branch.row.tap_failed(error)
-                is_taken = False
-            if not is_taken:
-                left.append(place)
+        left = [each.place for each in self._alone if not _is_taken(each, tokens)]
         for group in self._together:
             try:
-                unfit = group.take_all(group.tokens_of(tokens))
+                are_taken = group.take_all(group.tokens_of(tokens))
             except Exception as error:
-                unfit = range(len(group.members))
                 for member in group.members:
                     member.branch.row.tap_failed(error)
-            left += [group.members[index].place for index in unfit]
+                left += [member.place for member in group.members]
+                continue
+            if not are_taken:
+                left += [each.place for each in group.members if not _is_taken(each, tokens)]
         return frozenset(left)
 
 
@@ -154,6 +148,14 @@ def _by_way(members: Sequence[_Member]) -> tuple[list[_Member], list[_Group]]:
             tokens_of = itemgetter(*[member.place for member in sharing])
             groups.append(_Group(sharing, tokens_of, take_all))
     return alone, groups
+
+
+def _is_taken(member: _Member, tokens: Sequence[int]) -> bool:
+    try:
+        return member.tap.take_plain(tokens[member.place])
+    except Exception as error:
+        member.branch.row.tap_failed(error)
+        return False
 
 
 def _tell(member: _Member, tokens: Sequence[int]) -> None:

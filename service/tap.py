@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias
 
-# Takes a plain token of each tap, in order; returns the places of those that it leaves
-TakeAll: TypeAlias = Callable[[Sequence[int]], Collection[int]]
+# Takes a plain token of each tap, in order. False: it has taken none, and each is to be asked
+TakeAll: TypeAlias = Callable[[Sequence[int]], bool]
 
 
 class Way(Protocol):
     """Where several taps may lead."""
 
     def together(self, taps: Sequence[Any]) -> TakeAll:
-        """What takes from all of them at once, as `take_plain` would from each."""
+        """What takes from all of them at once, as `take_plain` would from each, or from none."""
 
 
 class Tap(Protocol):

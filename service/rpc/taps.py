@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from operator import add
 
 from cadenza.service.generation import Generation
@@ -134,16 +134,14 @@ class _Way:
         message = [b""] * 3 * len(names)  # head, name and body of each event
         message[1::3] = names
 
-        def take_all(tokens: Sequence[int]) -> Collection[int]:
+        def take_all(tokens: Sequence[int]) -> bool:
             bodies = find_all(tokens) if outbox.has_room else None
             if bodies is None:
-                return [
-                    index for index, tap in enumerate(taps) if not tap.take_plain(tokens[index])
-                ]
+                return False
             # Without a loop in Python, as processors wait for less of memory at once in one
             message[::3] = map(heads.__getitem__, map(add, lengths, map(len, bodies)))
             message[2::3] = bodies
             outbox.put((b"".join(message),))
-            return ()
+            return True
 
         return take_all

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,15 +17,18 @@ from cadenza.wire.messages import RowLogprobs, Submit
 
 
 class Way:
-    """Asks its taps one after another, and counts how often it is asked for all."""
+    """Takes from all its taps, or from none if a token is 100 or more; raises at 999."""
 
     num_asked = 0
 
     def together(self, taps: Sequence[Tap]) -> Any:
-        def take_all(tokens: Sequence[int]) -> Collection[int]:
+        def take_all(tokens: Sequence[int]) -> bool:
             self.num_asked += 1
-            pairs = zip(taps, tokens, strict=True)
-            return [index for index, (tap, token) in enumerate(pairs) if not tap.take_plain(token)]
+            if 999 in tokens:
+                raise ValueError("broken")
+            if max(tokens) >= 100:
+                return False
+            return all(tap.take_plain(token) for tap, token in zip(taps, tokens, strict=True))
 
         return take_all
 
@@ -123,15 +126,29 @@ def test_what_a_tap_leaves_is_its_rows_after_all_that_came_before():
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_what_a_tap_raises_is_told_to_those_of_its_way_alone(first):
+def test_what_a_way_raises_is_told_to_its_rows_alone(first):
     way = Way()
     table = Table(Tap(way), Tap(way), Tap(), Tap())
     if not first:
         table.step(1, 1, 1, 1)
 
-    assert table.step(2, 666, 2, 666) == [0, 1, 3]
+    assert table.step(2, 999, 2, 666) == [0, 1, 3]
     assert [len(branch.row.errors) for branch in table.branches.values()] == [1, 1, 0, 1]
     assert table.known()[2] == ([2] if first else [1, 2], 2 - first)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_what_a_tap_raises_is_told_to_its_row_and_no_token_is_taken_twice(first):
+    way = Way()
+    table = Table(Tap(way), Tap(way), Tap(way))
+    if not first:
+        table.step(1, 1, 1)
+
+    assert table.step(2, 666, 2) == [1]
+    assert [len(branch.row.errors) for branch in table.branches.values()] == [0, 1, 0]
+    had = [2] if first else [1, 2]
+    assert [tap.taken for tap in table.taps if tap] == [had, had[:-1], had]
+    assert table.known() == [(had, len(had)), (had[:-1], len(had) - 1), (had, len(had))]
 
 
 def test_ends_log_probabilities_and_rows_without_a_tap_are_left_to_rows():

@@ -64,7 +64,6 @@ def test_a_steps_tokens_are_events_as_protobuf_encodes_them(names, data):
     """Taken together where there are several, and one by one."""
     tokens = [data.draw(st.integers(0, VOCAB_SIZE + 3)) for _ in names]
     plain = [token < VOCAB_SIZE and TEXTS[token] is not None for token in tokens]
-    left = [index for index, is_plain in enumerate(plain) if not is_plain]
     events = [
         pb.Event(request_id=name, tokens=pb.Tokens(text=TEXTS[token], token_ids=[token]))
         for name, token, is_plain in zip(names, tokens, plain, strict=True)
@@ -77,8 +76,8 @@ def test_a_steps_tokens_are_events_as_protobuf_encodes_them(names, data):
         opened = [tap_of(taps, name) for name in names]
         if at_once and len(names) > 1:
             [way] = {tap.way for tap in opened}
-            assert [*way.together(opened)(tokens)] == left
-        else:
+            assert way.together(opened)(tokens) == all(plain)
+        if not (at_once and len(names) > 1 and all(plain)):
             pairs = zip(opened, tokens, strict=True)
             taken = [tap.take_plain(token) for tap, token in pairs]
             assert taken == plain
@@ -105,7 +104,7 @@ def test_without_room_all_of_a_step_is_left():
     outbox.put([b"x"])
     tap = tap_of(Taps(outbox), "r")
 
-    assert [*tap.way.together([tap, tap])([65, 66])] == [0, 1]
+    assert not tap.way.together([tap, tap])([65, 66])
     assert not tap.take_plain(65)
     assert not tap.take(65, "b")
     assert written(outbox) == b"x"
