@@ -8,14 +8,12 @@ from operator import eq
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
+from cadenza.kernels.logit_masks import RowMask, masked_reference, packed
 from cadenza.scheduler.plan import Seated
 from cadenza.wire.arrays import view_floats, view_ids
 from cadenza.wire.messages import Sampling
-
-_FORBIDDEN = float("-inf")
 
 
 class Constraints:
@@ -25,18 +23,12 @@ class Constraints:
     left: what is forbidden at once never covers what is allowed.
     """
 
-    def __init__(
-        self, sampling: Sampling, seated: Seated, vocab_size: int, device: torch.device
-    ) -> None:
-        self._device = device
-        self._bias: tuple[Tensor, Tensor] | None = None  # ids, and what is added to their logits
-        self._refused: Tensor | None = None  # [vocab_size], bool: not among the allowed
-        if sampling.bias_ids:
-            biases = torch.from_numpy(view_floats(sampling.biases).astype(np.float32))
-            self._bias = _ids(sampling.bias_ids, device), biases.to(device)
-        if sampling.allowed_ids:
-            self._refused = torch.ones(vocab_size, dtype=torch.bool, device=device)
-            self._refused[_ids(sampling.allowed_ids, device)] = False
+    def __init__(self, sampling: Sampling, seated: Seated, vocab_size: int) -> None:
+        # copies, for torch wants memory that may be written to
+        self._bias_ids = view_ids(sampling.bias_ids).astype(np.int32)
+        self._biases = view_floats(sampling.biases).astype(np.float32)
+        allowed = view_ids(sampling.allowed_ids)
+        self._allowed = packed(allowed, vocab_size) if len(allowed) else None
         self._ending = sampling.ending_ids
         self._missing = sampling.min_tokens - (len(seated.tokens) - seated.prompt_tokens)
         self._never = [word[0] for word in sampling.bad_words if len(word) == 1]
@@ -54,20 +46,13 @@ class Constraints:
     def applied(self, logits: Tensor) -> Tensor:
         """Return one row's logits [vocab_size], -inf where forbidden; `logits` is not written to.
 
-        It is `logits` itself where nothing applies to the next token.
+        They are on the CPU. It is `logits` itself where nothing applies to the next token.
         """
-        if self._bias is not None:
-            logits = logits.index_add(0, *self._bias)
-        if self._refused is not None:
-            logits = logits.masked_fill(self._refused, _FORBIDDEN)
-        if forbidden := self._forbidden_now():
-            logits = logits.index_fill(0, self._sent(forbidden), _FORBIDDEN)
-        return logits
+        return masked_reference(logits, self.mask())
 
-    def _sent(self, ids: list[int]) -> Tensor:
-        """Pinned: a copy from other memory would wait for the pass that is under way."""
-        host = torch.tensor(ids, pin_memory=self._device.type == "cuda")
-        return host.to(self._device, non_blocking=True)
+    def mask(self) -> RowMask:
+        """Return what applies to the next token."""
+        return RowMask(self._bias_ids, self._biases, self._allowed, self._forbidden_now())
 
     def _forbidden_now(self) -> list[int]:
         """What would end the output too soon, and what would complete a bad word."""
@@ -97,15 +82,9 @@ def _by_eve(words: Sequence[Sequence[int]]) -> dict[int, list[_Word]]:
     return found
 
 
-def _ids(data: bytes, device: torch.device) -> Tensor:
-    return torch.from_numpy(view_ids(data).astype(np.int64)).to(device)
-
-
-def constraints_of(
-    sampling: Sampling, seated: Seated, vocab_size: int, device: torch.device
-) -> Constraints | None:
+def constraints_of(sampling: Sampling, seated: Seated, vocab_size: int) -> Constraints | None:
     """Return the constraints of a seat; None where its settings have none."""
     is_constrained = (
         sampling.bias_ids or sampling.allowed_ids or sampling.bad_words or sampling.min_tokens
     )
-    return Constraints(sampling, seated, vocab_size, device) if is_constrained else None
+    return Constraints(sampling, seated, vocab_size) if is_constrained else None

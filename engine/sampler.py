@@ -15,8 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cadenza.engine.shaping import Shaping, shaping_of
+from cadenza.engine.shaping import Shaping, host_masks_of, shaped_at_once, shaping_of
 from cadenza.engine.uploads import Array
+from cadenza.kernels.logit_masks import HostMasks
 from cadenza.kernels.logprobs import logprobs
 from cadenza.kernels.sampling import (
     LEAST_TEMPERATURE,
@@ -40,17 +41,24 @@ class Sampled(NamedTuple):
     logprobs: dict[int, Logprobs]  # row -> its log-probabilities, where asked for
 
 
+class Told(NamedTuple):
+    """What the device is told of a step's rows before it samples them."""
+
+    columns: HostColumns
+    masks: HostMasks
+
+
 class Draws(NamedTuple):
     """How the rows of a step are sampled."""
 
     seats: Int32Array  # [rows]
     settings: SettingsArray  # [rows]
-    columns: HostColumns | None  # where Triton samples, which does not read settings
+    told: Told | None  # where Triton samples, which does not read settings
 
     @property
     def arrays(self) -> Sequence[Array]:
         """What the device has to be told beforehand."""
-        return () if self.columns is None else self.columns.arrays
+        return () if self.told is None else (*self.told.columns.arrays, *self.told.masks.arrays)
 
 
 NOTHING_SAMPLED = Sampled(np.empty(0, dtype=np.int32), np.empty(0, dtype=np.bool_), {})
@@ -98,20 +106,26 @@ class Sampler:
         """
         settings = self._settings[seats]
         settings["position"] = positions
-        by_columns = uses_triton(self._device)
-        columns = columns_of(settings, self._vocab_size) if by_columns else None
-        return Draws(seats, settings, columns)
+        if not uses_triton(self._device):
+            return Draws(seats, settings, None)
+        masks = host_masks_of(self._shapings(seats), self._vocab_size)
+        return Draws(seats, settings, Told(columns_of(settings, self._vocab_size), masks))
 
-    def draw(self, logits: Tensor, draws: Draws, columns: Sequence[Tensor]) -> Tensor:
+    def draw(self, logits: Tensor, draws: Draws, tensors: Sequence[Tensor]) -> Tensor:
         """Return a token for each row, [rows] int32, -1 where it fails; on the logits' device.
 
-        logits: [rows, vocab_size] fp32, not written to; columns: `draws.arrays` on that device.
+        logits: [rows, vocab_size] fp32, not written to; tensors: `draws.arrays` on that device.
         Raises MemoryError.
         """
-        shaped = self._shaped(logits, draws.seats)
-        if draws.columns is None:
+        if draws.told is None:
+            shaped = self._shaped(logits, draws.seats)
             return torch.from_numpy(sample(logits, draws.settings, shaped))
-        return sample_by_columns(logits, draws.columns.on_device(columns), shaped)
+        host_columns, host_masks = draws.told
+        num_columns = len(host_columns.arrays)
+        columns = host_columns.on_device(tensors[:num_columns])
+        masks = host_masks.on_device(tensors[num_columns:])
+        at_once = shaped_at_once(logits, self._shapings(draws.seats), masks)
+        return sample_by_columns(logits, columns, at_once)
 
     def drawn(self, logits: Tensor, draws: Draws, tokens: Int32Array) -> Sampled:
         """Note what was drawn, and return it with the log-probabilities that are asked for."""
@@ -124,10 +138,14 @@ class Sampler:
 
     def _shaped(self, logits: Tensor, seats: Int32Array) -> dict[int, Tensor]:
         """Return row -> its logits [vocab_size] as constraints and penalties make them."""
+        return {row: it.applied(logits[row]) for row, it in self._shapings(seats).items()}
+
+    def _shapings(self, seats: Int32Array) -> dict[int, Shaping]:
+        """Return row -> what changes its logits."""
         if not self._shaping:
             return {}
         return {
-            row: self._shaping[seat].applied(logits[row])
+            row: self._shaping[seat]
             for row, seat in enumerate(seats.tolist())
             if seat in self._shaping
         }

@@ -39,14 +39,20 @@ def sample(logits: Tensor, settings: SettingsArray, shaped: Mapping[int, Tensor]
     """
     if uses_triton(logits.device):
         columns = columns_of(settings, logits.shape[1]).sent(logits.device)
-        return sample_by_columns(logits, columns, shaped).cpu().numpy()
+        changed = logits.clone() if shaped else logits
+        for row, values in shaped.items():
+            changed[row] = values
+        return sample_by_columns(logits, columns, changed).cpu().numpy()
     if native.is_supported(logits):
         return native.sample(logits, settings, shaped)
     return sample_reference(logits, settings, shaped)
 
 
-def sample_by_columns(logits: Tensor, columns: Columns, shaped: Mapping[int, Tensor]) -> Tensor:
-    """Do as `sample` where Triton does; [rows] int32 on the device, for which nobody waits."""
+def sample_by_columns(logits: Tensor, columns: Columns, shaped: Tensor) -> Tensor:
+    """Do as `sample` where Triton does; [rows] int32 on the device, for which nobody waits.
+
+    shaped: [rows, vocab_size], what is sampled from; `logits` itself where nothing changes them.
+    """
     from cadenza.kernels.sampling.triton import sample_triton
 
     return sample_triton(logits, columns, shaped)

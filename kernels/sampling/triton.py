@@ -11,8 +11,6 @@ differ. Source of Philox: Salmon et al., "Parallel Random Numbers: As Easy as 1,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
@@ -268,13 +266,16 @@ def _winner_kernel(  # type: ignore[no-untyped-def]
     tl.store(out_ptr + row, tl.where(is_failed, -1, winner))
 
 
-def sample_triton(logits: Tensor, columns: Columns, shaped: Mapping[int, Tensor]) -> Tensor:
+def sample_triton(logits: Tensor, columns: Columns, shaped: Tensor) -> Tensor:
     """Return a token for each row, [rows] int32 on the device of the logits, as `sample` does.
 
-    logits: [rows, vocab_size] fp32, rows contiguous; columns: of its rows, on its device.
+    logits, shaped: [rows, vocab_size] fp32, rows contiguous; columns: of its rows, on its device.
     """
-    if logits.dtype != torch.float32 or logits.stride(1) != 1:
-        raise ValueError(f"logits are {logits.dtype} with strides {logits.stride()}")
+    for given in (logits, shaped):
+        if given.dtype != torch.float32 or given.stride(1) != 1 or given.shape != logits.shape:
+            raise ValueError(
+                f"logits are {given.dtype} of shape {tuple(given.shape)}, strides {given.stride()}"
+            )
     rows, size = logits.shape
     if len(columns.seeds) != rows:
         raise ValueError(f"{len(columns.seeds)} rows of settings for {rows} of logits")
@@ -290,17 +291,13 @@ def sample_triton(logits: Tensor, columns: Columns, shaped: Mapping[int, Tensor]
         _largest_kernel[grid](values, largest, size, values.stride(0), PIECE=_PIECE)
         return largest
 
-    raw_largest = largest = largest_of(logits)
-    if shaped:
-        logits = logits.clone()
-        for row, values in shaped.items():
-            logits[row] = values
-        largest = largest_of(logits)
+    raw_largest = largest_of(logits)
+    largest = raw_largest if shaped is logits else largest_of(shaped)
     cuts, last_ids = out, out
     if columns.has_cuts:
         cuts, last_ids = torch.empty_like(out), torch.empty_like(out)
         _cut_kernel[(rows,)](
-            logits,
+            shaped,
             largest,
             columns.temperatures,
             columns.top_ks,
@@ -309,7 +306,7 @@ def sample_triton(logits: Tensor, columns: Columns, shaped: Mapping[int, Tensor]
             last_ids,
             size,
             num_pieces,
-            logits.stride(0),
+            shaped.stride(0),
             PIECES=pieces,
             WINDOW=min(_WINDOW, triton.next_power_of_2(size)),
             num_warps=8,
@@ -317,7 +314,7 @@ def sample_triton(logits: Tensor, columns: Columns, shaped: Mapping[int, Tensor]
     scores = torch.empty(grid, dtype=torch.float32, device=logits.device)
     tokens = torch.empty(grid, dtype=torch.int32, device=logits.device)
     _draw_kernel[grid](
-        logits,
+        shaped,
         largest,
         columns.seeds,
         columns.positions,
@@ -329,7 +326,7 @@ def sample_triton(logits: Tensor, columns: Columns, shaped: Mapping[int, Tensor]
         scores,
         tokens,
         size,
-        logits.stride(0),
+        shaped.stride(0),
         HAS_CUTS=columns.has_cuts,
         PIECES=pieces,
         PIECE=_PIECE,

@@ -49,7 +49,7 @@ def seated(output: Sequence[int], seat: int = 0) -> Seated:
 
 
 def make(settings: dict[str, Any], output: Sequence[int] = ()) -> Constraints:
-    found = constraints_of(Sampling(**settings), seated(output), VOCAB, CPU)
+    found = constraints_of(Sampling(**settings), seated(output), VOCAB)
     assert found is not None
     return found
 
@@ -129,7 +129,7 @@ def test_a_step_looks_only_at_bad_words_that_may_be_completed() -> None:
 def test_settings_without_constraints_have_none() -> None:
     settings = Sampling(temperature=0.3, top_k=4, presence_penalty=1.0)
 
-    assert constraints_of(settings, seated(OUTPUT), VOCAB, CPU) is None
+    assert constraints_of(settings, seated(OUTPUT), VOCAB) is None
 
 
 def sampler_of(*settings: Sampling) -> Sampler:

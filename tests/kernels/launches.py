@@ -16,6 +16,8 @@ from cadenza.kernels.block_moves.triton import gather_blocks_triton, scatter_blo
 from cadenza.kernels.gelu_mul.triton import gelu_mul_triton
 from cadenza.kernels.kv_write.triton import kv_write_triton
 from cadenza.kernels.linear.triton import linear_triton
+from cadenza.kernels.logit_masks import Masks
+from cadenza.kernels.logit_masks.triton import apply_masks_triton
 from cadenza.kernels.paged_attention.query_tiles import (
     QueryTiles,
     Splits,
@@ -116,13 +118,19 @@ def _penalties() -> None:
     penalised_triton(logits, _tensor(128256, dtype=torch.bool), counts, 1.1, 0.5, 0.5)
 
 
+def _logit_masks() -> None:
+    biases, words = _tensor(_TOKENS, dtype=torch.float32), _ids(_TOKENS, 128256 // 32)
+    masks = Masks(_places(), biases, _ids(_TOKENS), words, 2)
+    apply_masks_triton(_tensor(_TOKENS, 128256, dtype=torch.float32), masks)
+
+
 def _sampling(shares: dict[str, float]) -> Callable[[], object]:
     settings = np.zeros(_TOKENS, dtype=SETTINGS)
     for name, value in shares.items():
         settings[name] = value
     logits = _tensor(_TOKENS, 128256, dtype=torch.float32)
     columns = columns_of(settings, 128256).sent(logits.device)
-    return lambda: sample_triton(logits, columns, {})
+    return lambda: sample_triton(logits, columns, logits)
 
 
 def _quantised_linear(
@@ -163,6 +171,7 @@ LAUNCHES: dict[str, Callable[[], object]] = {
     "64 rows, fp8": _quantised_linear(64, torch.float8_e4m3fn),
     "64 rows, fp8, fp32": _quantised_linear(64, torch.float8_e4m3fn, torch.float32),
     "128,256 tokens, all three": _penalties,
+    "128,256 tokens, biases and bits": _logit_masks,
     "128,256 tokens": _sampling({"temperature": 1.0, "top_p": 1.0}),
     "128,256 tokens, top-k and top-p": _sampling({"temperature": 1.0, "top_p": 0.9, "top_k": 40}),
 }
