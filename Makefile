@@ -9,6 +9,8 @@
 #                     or more, figures at the end; SEED=17 begins with that one
 #   make soak-grpc    random and hostile calls over gRPC for ever; SEED=17 begins with that one,
 #                     MINUTES=10 ends then, with what came of it in the last line
+#   make simulate     lives of the whole service on a clock of its own, with new seeds for ever;
+#                     SEED=17 is that one, SEED="0 5000" so many from there on
 #   make chaos        100 engines killed under 32 streams, which shall not differ by a token; clients
 #                     that leave, stall, dawdle or freeze; signals to leave; taken ports;
 #                     ARGS="--only kills --kills 10 --seed 2" asks for some of that
@@ -53,8 +55,8 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet
 FOLDERS := checkpoints cli engine kernels policies scheduler service simulator testing wire
 PACKAGES := $(FOLDERS) protos/cadenza/v1
 
-.PHONY: serve test check test-extra test-gpu soak soak-grpc chaos clients breaking protos install \
-	install-dev bench-startup bench-front bench-decode bench-orders bench-overload bench-policies \
+.PHONY: serve test check test-extra test-gpu soak soak-grpc simulate chaos clients breaking protos \
+	install install-dev bench-startup bench-front bench-decode bench-orders bench-overload bench-policies \
 	bench-scheduler bench-gpu bench-kernels bench-quantization bench-service bench-serving bench-simulator \
 	bench-simulated-engine clean
 
@@ -79,6 +81,9 @@ soak: install-dev
 soak-grpc: install-dev
 	PYTHONPATH=. $(PYTHON) -m tests.service.rpc.soak $(if $(SEED),--seed $(SEED)) \
 		$(if $(MINUTES),--minutes $(MINUTES))
+
+simulate: install-dev
+	PYTHONPATH=. $(PYTHON) -m tests.service.simulation $(SEED)
 
 chaos: install-dev
 	PYTHONPATH=. $(PYTHON) -m tests.chaos $(ARGS)

@@ -122,7 +122,7 @@ class EngineClient:
     @property
     def is_busy(self) -> bool:
         """Whether the engine has something to do, and will say so when it has done it."""
-        return not self._at_rest
+        return not self._at_rest or self.work.is_overdue
 
     def start(self, config: EngineConfig) -> None:
         """Send the engine its configuration, which is the first message."""

@@ -58,6 +58,17 @@ class EngineWork:
         """Rows that have not ended."""
         return len(self._rows)
 
+    @property
+    def is_overdue(self) -> bool:
+        """Whether a row's deadline has passed, and the engine that has the row has not ended it."""
+        now_s = time.monotonic()
+        return any(
+            branch.submit.deadline_s is not None
+            and branch.submit.deadline_s <= now_s
+            and branch.submission.place is not None
+            for branch in self._rows
+        )
+
     def submit(self, message: Submit, rows: Sequence[Row]) -> None:
         """Send a prompt, and hand what comes back for its `message.n` rows to `rows`, in order.
 

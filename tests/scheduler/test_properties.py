@@ -16,7 +16,7 @@ from tests.scheduler.random_lives import KINDS, seen_in
 
 STEPS = 24_000
 GROUPS = 4
-SECONDS = 135
+SECONDS = 60
 ROOT = Path(__file__).parents[2]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 from structlog.testing import capture_logs
@@ -234,13 +235,33 @@ def test_a_frame_that_left_before_a_submit_was_read_does_not_hide_that_the_engin
     run(main())
 
 
+def test_an_engine_at_rest_has_something_to_do_once_a_deadline_has_passed(run, open_front):
+    """Else the row would wait for ever if the engine hangs while it is parked."""
+
+    async def main():
+        async with open_front() as front:
+            front.engine.auto = False
+            request = GenerationRequest(text="a", deadline_s=time.monotonic() + 3600)
+            generation = await front.generator.submit(request)
+            show(front, 1)
+            assert not front.client.is_busy
+            generation.set_deadline(time.monotonic())
+            show(front, 2)
+            assert front.client.is_busy
+            generation.cancel()
+            show(front, 3)
+            assert not front.client.is_busy
+
+    run(main())
+
+
 @pytest.mark.parametrize(
     "send",
     [
         lambda client, row: client.work.cancel(row),
         lambda client, row: client.work.finish(row, 1),
         lambda client, row: client.work.grant(row, 1),
-        lambda client, row: client.work.set_deadline(row, 1.0),
+        lambda client, row: client.work.set_deadline(row, 1e9),
         lambda client, row: client.reset_prefix_cache(),
     ],
     ids=["cancel", "finish", "grant", "set_deadline", "reset_prefix_cache"],

@@ -1,116 +1,131 @@
-"""Random lives of front and engine in one thread; `SIMULATED=17` runs one seed."""
+"""Lives of the whole service by seeds: whatever happens, clients get what is theirs, no more."""
 
 from __future__ import annotations
 
-import asyncio
 import os
-from collections.abc import Callable
-from typing import Any
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
-from cadenza.scheduler.credits import Credits
-from cadenza.scheduler.scheduler import Scheduler
-from cadenza.service.engine_rows import Rows
-from cadenza.service.engine_work import EngineWork
-from cadenza.service.submissions import Submission
-from cadenza.wire.messages import Resubmit
+from .simulation.__main__ import main
+from .simulation.life import live
+from .simulation.planted_faults import FAULTS, Fault
 
-from .simulation import simulate
+NUM_SEEDS = 1000
+NUM_MORE = 5000
+A_GROUP = 250
+ENOUGH = 1000  # seeds for any of the planted faults
 
-EVERY_DAY = range(60)
-SEEDS = [int(os.environ["SIMULATED"])] if "SIMULATED" in os.environ else EVERY_DAY
-ENOUGH = 40  # seeds for any of the planted faults
+_ROOT = Path(__file__).parents[2]
+_ELSEWHERE = """
+import sys
+from tests.service.simulation.life import live
+for seed in map(int, sys.argv[1:]):
+    print(live(seed).fingerprint)
+"""
 
 
-def test_whatever_happens_clients_get_what_they_would_have_got_alone(tell):
-    for seed in SEEDS:
-        asyncio.run(simulate(seed))
-    tell(f"{len(SEEDS)} seeds")
+class _Lives:
+    """A class for each of two processes: pytest keeps one's tests together."""
+
+    def test_whatever_happens_clients_get_what_is_theirs(self, first: int):
+        for seed in range(first, first + A_GROUP):
+            live(seed)
+
+
+def groups(first: int, end: int) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("first", range(first, end, A_GROUP))
+
+
+@groups(0, NUM_SEEDS // 2)
+class TestLives(_Lives):
+    pass
+
+
+@groups(NUM_SEEDS // 2, NUM_SEEDS)
+class TestOtherLives(_Lives):
+    pass
 
 
 @pytest.mark.extra
-@pytest.mark.parametrize("first", range(EVERY_DAY.stop, 460, 100))
-def test_the_same_for_more_seeds(first: int):
-    for seed in range(first, first + 100):
-        asyncio.run(simulate(seed))
+@groups(NUM_SEEDS, NUM_SEEDS + NUM_MORE // 2)
+class TestMoreLives(_Lives):
+    pass
 
 
-def _with(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """A message of a submission, with its rows changed."""
-    real = Submission.message
-
-    def message(self: Submission) -> Any:
-        told = real(self)
-        if isinstance(told, Resubmit):
-            return Resubmit(tuple(change(row) for row in told.rows))
-        return told
-
-    return message
+@pytest.mark.extra
+@groups(NUM_SEEDS + NUM_MORE // 2, NUM_SEEDS + NUM_MORE)
+class TestYetMoreLives(_Lives):
+    pass
 
 
-def _own_credit(self: Credits, request: int, requests: Any) -> int:
-    return self.open(int(self.left[self.slot_of(request)]), requests)
-
-
-def _never_again(self: Scheduler, request: int, *, is_stalled: bool) -> None:
-    if is_stalled:
-        _stall(self, request, is_stalled=True)
-
-
-_stall = Scheduler.stall
-
-# What, in whose place, and what comes of it
-FAULTS: dict[str, tuple[Any, str, Any]] = {
-    "output is forgotten": (Submission, "message", _with(lambda row: replace(row, emitted=b""))),
-    "the last token is forgotten": (
-        Submission,
-        "message",
-        _with(lambda row: replace(row, emitted=row.emitted[:-4])),
-    ),
-    "the first token is told twice": (
-        Submission,
-        "message",
-        _with(lambda row: replace(row, emitted=row.emitted[:4] + row.emitted)),
-    ),
-    "choices are all the first": (
-        Submission,
-        "message",
-        _with(lambda row: replace(row, choice=0)),
-    ),
-    "credit is as at first": (
-        Submission,
-        "message",
-        _with(lambda row: replace(row, credit=None)),
-    ),
-    "grants are not kept": (Submission, "grant", lambda self, tokens: None),
-    "each choice has all of the credit": (Credits, "share", _own_credit),
-    "tokens of choices that ended cost nothing": (
-        Submission,
-        "remove",
-        lambda self, branch: self.branches.pop(branch.number),
-    ),
-    "nobody is gone on with": (EngineWork, "_send_waiting", lambda self, *, is_idle: None),
-    "rows of the dead engine count as the next one's": (Rows, "interrupt", lambda self: None),
-    "stalled for ever": (Scheduler, "stall", _never_again),
-    "stops are not told": (EngineWork, "finish", lambda self, request, kept: None),
-    "cancels are not told": (
-        EngineWork,
-        "cancel",
-        lambda self, request: self._rows.remove(request),
-    ),
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_planted_faults_are_found(monkeypatch: pytest.MonkeyPatch, fault: str, tell):
-    owner, name, instead = FAULTS[fault]
-    monkeypatch.setattr(owner, name, instead)
+def killed_by(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> int:
+    """The first seed that notices."""
+    monkeypatch.setattr(fault.owner, fault.method, fault.instead)
     for seed in range(ENOUGH):
         try:
-            asyncio.run(simulate(seed))
-        except Exception:
-            tell(f"{fault}: seed {seed}")
-            return
-    raise AssertionError(f"nobody notices that {fault}")
+            live(seed)
+        except (AssertionError, TimeoutError):
+            return seed
+    raise AssertionError(f"nobody notices that {fault.name}")
+
+
+class TestFaults:
+    @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+    def test_every_planted_fault_is_found(self, fault: Fault, monkeypatch, tell):
+        tell(f"{fault.name}: seed {killed_by(fault, monkeypatch)}")
+
+    def test_there_are_enough_of_them(self):
+        assert len({fault.name for fault in FAULTS}) == len(FAULTS) >= 25
+
+
+SEEDS = range(25)
+
+
+@cache
+def fingerprints() -> list[str]:
+    return [live(seed).fingerprint for seed in SEEDS]
+
+
+class TestSeeds:
+    def test_each_is_another_life(self):
+        assert len(set(fingerprints())) == len(SEEDS)
+
+    def test_one_is_the_same_life_each_time(self):
+        backwards = [live(seed).fingerprint for seed in reversed(SEEDS)]
+
+        assert backwards[::-1] == fingerprints()
+
+    def test_one_is_the_same_life_in_a_process_that_hashes_otherwise(self):
+        found = [*self._elsewhere(reversed(SEEDS))]
+
+        assert found[::-1] == fingerprints()
+
+    def _elsewhere(self, seeds: Iterator[int]) -> Iterator[str]:
+        path = os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")])
+        ran = subprocess.run(
+            [sys.executable, "-P", "-c", _ELSEWHERE, *map(str, seeds)],
+            env=os.environ | {"PYTHONPATH": path, "PYTHONHASHSEED": "17"},
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+        return iter(ran.stdout.split())
+
+    def test_what_goes_wrong_says_how_to_see_it_again(self, monkeypatch):
+        fault = next(fault for fault in FAULTS if fault.name == "output is forgotten")
+        seed = killed_by(fault, monkeypatch)
+        with pytest.raises(Exception) as found:  # noqa: PT011 - whatever it is, it is so again
+            live(seed)
+        [note] = found.value.__notes__
+        command = re.fullmatch(r"again: make simulate SEED=(\d+)", note)
+
+        assert command is not None
+        with pytest.raises(type(found.value), match=re.escape(str(found.value))):
+            main([command[1]])
+        assert "-m tests.service.simulation $(SEED)" in (_ROOT / "Makefile").read_text()
