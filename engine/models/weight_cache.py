@@ -13,6 +13,7 @@ import math
 import mmap
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
@@ -29,6 +30,7 @@ from cadenza.engine.models.weights import GgufWeights, Weights, WeightSource
 _MAGIC = b"cadenza weights\n"
 _ALIGNMENT = 64  # bytes, of a cache line
 _LENGTH = 8  # bytes of the index's length
+_BEHIND = 64 << 20  # bytes before a tensor that may be of the same layer
 _SUFFIX, _UNFINISHED = ".weights", ".unfinished"
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _UNKEPT = "weights are not kept for the next start"
@@ -106,6 +108,7 @@ class _Kept:
         # who wrote it had asked for the same weights, of the same checkpoint
         if place is None or place.shape != shape:
             raise CheckpointError(f"{self.where}: its kept weights have no {name!r} of {shape}.")
+        self._let_go_before(place.offset - _BEHIND)
         dtype, count = _DTYPES[place.dtype], math.prod(shape)
         return torch.frombuffer(
             self._index.values, dtype=dtype, count=count, offset=place.offset
@@ -113,6 +116,12 @@ class _Kept:
 
     def unread(self) -> list[str]:
         return []
+
+    def _let_go_before(self, offset: int) -> None:
+        """Have no pages in memory of what is packed by now; if it is not, they are read again."""
+        length = offset // mmap.PAGESIZE * mmap.PAGESIZE
+        if length > 0:
+            self._index.values.madvise(mmap.MADV_DONTNEED, 0, length)
 
 
 class _Keeping:
@@ -139,7 +148,7 @@ class _Writer:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._unfinished = path.with_suffix(f".{os.getpid()}{_UNFINISHED}")
+        self._unfinished = path
         self._file: BinaryIO | None = None
         self._places: dict[str, _Place] = {}
 
@@ -147,7 +156,9 @@ class _Writer:
         with self._told():
             self._path.parent.mkdir(parents=True, exist_ok=True)
             _make_room(self._path.parent, num_bytes, most_bytes)
-            self._file = self._unfinished.open("wb")
+            # not by process id: those of two containers over one folder may be the same
+            number, name = tempfile.mkstemp(_UNFINISHED, f"{self._path.stem}.", self._path.parent)
+            self._unfinished, self._file = Path(name), os.fdopen(number, "wb")
 
     def add(self, name: str, weight: Tensor) -> None:
         if self._file is None:
@@ -192,9 +203,10 @@ def _read_index(path: Path) -> _Index | None:
         with path.open("rb") as file:
             # a private copy of each page that is written to, and nobody does
             values = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        os.utime(path)  # used last
     except (OSError, ValueError):
         return None
+    with suppress(OSError):  # it may be another user's, or on a system that is read only
+        os.utime(path)  # used last
     end = len(values) - len(_MAGIC)
     begin = end - _LENGTH
     if begin < 0 or values[end:] != _MAGIC:
@@ -211,7 +223,8 @@ def _read_index(path: Path) -> _Index | None:
 def _digest(source: GgufWeights, dtype: torch.dtype) -> str:
     """Of everything that the values follow from."""
     digest = hashlib.sha256(f"{dtype} gguf {version('gguf')}".encode())
-    code = [*Path(__file__).parent.glob("*.py"), Path(ggml_types.__file__)]
+    folders = (Path(__file__).parent, Path(ggml_types.__file__).parent)
+    code = [file for folder in folders for file in folder.glob("*.py")]
     for file in sorted(code):
         digest.update(file.read_bytes())
     digest.update(source.stored.data)
@@ -226,10 +239,13 @@ def _make_room(folder: Path, num_bytes: int, most_bytes: int) -> None:
         if path.suffix in (_SUFFIX, _UNFINISHED) and (status := path.stat())
     )
     left = most_bytes - num_bytes - sum(size for _, size, _ in files)
+    deleted, num_deleted = [], 0
     for _, size, path in files:
-        if left >= 0:
+        if left + num_deleted >= 0:
             break
-        path.unlink()
-        left += size
-    if shutil.disk_usage(folder).free < 2 * num_bytes:
-        raise OSError(f"{folder} has too little room for {num_bytes:,} bytes")
+        deleted.append(path)
+        num_deleted += size
+    if shutil.disk_usage(folder).free + num_deleted < 2 * num_bytes:
+        raise OSError(f"{folder} has less free than twice the {num_bytes:,} bytes of these weights")
+    for path in deleted:
+        path.unlink(missing_ok=True)

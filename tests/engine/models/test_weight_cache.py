@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -208,3 +209,45 @@ def test_a_user_without_a_home_is_served(checkpoint: Path, monkeypatch: pytest.M
         assert_same(loaded(checkpoint), loaded(checkpoint, most_bytes=0))
 
     assert ["home" in line["reason"] for line in logs] == [True]
+
+
+def test_writers_of_the_same_process_id_do_not_share_a_file(folder: Path):
+    path, weight = folder / "same.weights", torch.ones(1 << 16)
+    first, second = weight_cache._Writer(path), weight_cache._Writer(path)
+    first.open(weight.nbytes, MUCH)
+    first.add("weight", weight)
+    second.open(weight.nbytes, MUCH)
+    first.finish()
+    second.close()
+
+    index = weight_cache._read_index(path)
+    assert index is not None
+    place = index.places["weight"]
+    assert index.values[place.offset : place.end] == weight.numpy().tobytes()
+
+
+def test_a_file_whose_time_cannot_be_set_is_read(checkpoint: Path, monkeypatch: pytest.MonkeyPatch):
+    expected = loaded(checkpoint)
+
+    def fail(*_: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(os, "utime", fail)
+    forbid_dequantising(monkeypatch)
+
+    assert_same(loaded(checkpoint), expected)
+
+
+def test_nothing_is_deleted_for_what_the_disk_has_no_room_for(
+    checkpoint: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    loaded(checkpoint)
+    [file] = folder.iterdir()
+    other = written(tmp_path / "other.gguf", seed=1)
+    monkeypatch.setattr(weight_cache.shutil, "disk_usage", lambda _: SimpleNamespace(free=10))
+
+    with capture_logs() as logs:
+        loaded(other, most_bytes=int(1.5 * file.stat().st_size))
+
+    assert [*folder.iterdir()] == [file]
+    assert ["less free than twice" in line["reason"] for line in logs] == [True]
