@@ -66,7 +66,7 @@ def _service(
         ((tokens.time_s / width_s).astype(np.int64), tenants[tokens.request]),
         OUTPUT_WEIGHT,
     )
-    begun = run.first_s < windows * width_s  # nan is not
+    begun = run.first_s <= run.part_end_s  # nan is not
     prompts = np.array([each.prompt_tokens for each in run.trace.requests])[begun]
     window = (run.first_s[begun] / width_s).astype(np.int64)
     np.add.at(service, (window, tenants[begun]), PROMPT_WEIGHT * prompts)
@@ -83,7 +83,7 @@ def _backlogged(
     # Edge e is the time e * width: who arrived by then and was admitted only after it waits there
     arrived, admitted = (
         np.minimum(np.ceil(time_s[begun] / width_s).astype(np.int64), windows + 1)
-        for time_s in (run.arrival_s, run.admitted_s)
+        for time_s in (run.arrival_s, np.minimum(run.admitted_s, run.part_end_s))
     )
     np.add.at(changes, (arrived, tenants[begun]), 1)
     np.add.at(changes, (admitted, tenants[begun]), -1)

@@ -82,10 +82,12 @@ class Journal:
         trace, begin_s = self._trace, self._measured.begin_s
         tokens, kept = self._tokens(), trace.within(self._measured)
         first, end = kept.start, kept.stop
+        steps = self._measured_steps()
         return Run(
             name=name,
             trace=trace.part(kept, begin_s),
             parts=(end - first,),
+            ends_s=(steps.end_s,),
             config=config,
             admitted_s=self._admitted_s[kept] - begin_s,
             first_s=self._first_s[kept] - begin_s,
@@ -98,7 +100,7 @@ class Journal:
             causes=dict(sorted(self._causes.items())),
             swapped_tokens=self._swapped_tokens,
             statistics=self._counted(statistics),
-            steps=self._measured_steps(),
+            steps=steps,
             tokens=tokens.part(self._measured, kept),
         )
 

@@ -41,6 +41,11 @@ class Steps:
     waiting: IntArray  # rows without one, once this step's admissions are over
     held_blocks: IntArray  # by running rows
 
+    @property
+    def end_s(self) -> float:
+        """Of the last one; 0 without any."""
+        return float(self.began_s[-1] + self.took_s[-1]) if len(self.took_s) else 0.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokens:
@@ -68,6 +73,7 @@ class Run:
     name: str  # of the profile
     trace: Trace
     parts: Sequence[int]  # requests of each seed, where there are several
+    ends_s: Sequence[float]  # of each part's last step; a request may end later than that
     config: SchedulerConfig
     admitted_s: FloatArray  # first seat
     first_s: FloatArray  # token
@@ -110,10 +116,14 @@ class Run:
         return whole
 
     @property
+    def part_end_s(self) -> FloatArray:
+        """By request, the end of its part: what is later there is another part's time."""
+        return np.repeat(self.ends_s, self.parts)
+
+    @property
     def span_s(self) -> float:
         """From the trace's beginning to the last step's end."""
-        steps = self.steps
-        return float(steps.began_s[-1] + steps.took_s[-1]) if len(steps.took_s) else 0.0
+        return self.steps.end_s
 
     @property
     def queued_s(self) -> float:

@@ -15,9 +15,10 @@ from cadenza.simulator.trace import Trace
 
 
 def joined(runs: Sequence[Run]) -> Run:
-    """A run of the requests of all, each of which begins when the one before it has ended.
+    """A run of the requests of all, each of which begins when the steps of the one before it end.
 
-    `Run.parts` tells them apart; no request has met any of another part.
+    `Run.parts` tells them apart; no request has met any of another part. Of a run that was measured
+    for a while only, requests may end after its last step: `Run.part_end_s` bounds their time.
     """
     if len(runs) == 1:
         return runs[0]
@@ -30,6 +31,7 @@ def joined(runs: Sequence[Run]) -> Run:
         last,
         trace=replace(last.trace, requests=[each for run in moved for each in run.trace.requests]),
         parts=tuple(len(run.trace.requests) for run in runs),
+        ends_s=tuple(end_s for run in moved for end_s in run.ends_s),
         **_concatenated(
             moved,
             ("admitted_s", "first_s", "last_s", "generated", "longest_gap_s", "preemptions"),
@@ -51,6 +53,7 @@ def _moved(run: Run, begin_s: float, first: int) -> Run:
     return replace(
         run,
         trace=trace,
+        ends_s=tuple(end_s + begin_s for end_s in run.ends_s),
         admitted_s=run.admitted_s + begin_s,
         first_s=run.first_s + begin_s,
         last_s=run.last_s + begin_s,

@@ -22,7 +22,10 @@ def longest_waits(run: Run) -> list[dict[str, Any]]:
 def _told(run: Run, index: int) -> dict[str, Any]:
     request, admitted_s = run.trace.requests[index], float(run.admitted_s[index])
     arrival_s = request.arrival_s
-    no_seats, no_blocks = _shares(run, arrival_s, admitted_s)
+    ends_s = run.part_end_s  # those of its part have the same, and alone can have met it
+    first = int(np.searchsorted(ends_s, ends_s[index]))
+    last = int(np.searchsorted(ends_s, ends_s[index], side="right"))
+    no_seats, no_blocks = _shares(run, arrival_s, min(admitted_s, float(ends_s[index])))
     lacked = (
         "seats" if no_seats >= max(no_blocks, 0.5) else "blocks" if no_blocks >= 0.5 else "turn"
     )
@@ -35,8 +38,9 @@ def _told(run: Run, index: int) -> dict[str, Any]:
         "lacked": lacked,  # "turn": neither, so that others were preferred, or tokens were short
         "no_seats": no_seats,  # share of the wait in which every seat was taken
         "no_blocks": no_blocks,  # share of it in which nearly all blocks were held
-        "overtaken_by": int((run.admitted_s[index + 1 :] < admitted_s).sum()),
-        "ahead": int((run.admitted_s[:index] >= arrival_s).sum()),  # earlier ones that waited, too
+        "overtaken_by": int((run.admitted_s[index + 1 : last] < admitted_s).sum()),
+        # earlier ones that waited, too
+        "ahead": int((run.admitted_s[first:index] >= arrival_s).sum()),
     }
 
 

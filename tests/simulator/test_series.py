@@ -11,6 +11,8 @@ from cadenza.simulator.run import Run
 from cadenza.simulator.series import joined
 from cadenza.simulator.summary import Targets, summary
 from cadenza.simulator.synthetic import Shape, synthetic
+from cadenza.simulator.trace import Span
+from cadenza.simulator.waits import longest_waits
 from tests.simulator.traces import run_of
 
 TARGETS = Targets(ttft_s=0.5, tpot_s=0.1)
@@ -58,6 +60,24 @@ def test_each_begins_when_the_one_before_it_has_ended(fcfs: list[Run]):
     later = run.tokens.request == 50 + 7
     assert later.sum() == fcfs[1].generated[7]
     assert run.tokens.time_s[later][-1] == pytest.approx(run.last_s[57])
+
+
+def test_who_waits_beyond_what_is_measured_meets_nobody_of_the_next_seed():
+    runs = [
+        run_of(synthetic(SHAPE, seed), num_blocks=64, max_model_len=256, measured=Span(0.0, 0.5))
+        for seed in range(4)
+    ]
+    assert all(np.nanmax(run.admitted_s) > run.span_s for run in runs)
+    waits = [wait for run in runs for wait in longest_waits(run)]
+    together = longest_waits(joined(runs))
+
+    assert max(wait["overtaken_by"] for wait in together) == 0  # first come, first served
+    told = ("wait_s", "lacked", "no_blocks", "ahead")
+    waits.sort(key=lambda wait: -wait["wait_s"])
+    assert [[wait[name] for name in told] for wait in together] == [
+        [pytest.approx(wait[name]) if name != "lacked" else wait[name] for name in told]
+        for wait in waits[:10]
+    ]
 
 
 def test_refusals_keep_to_their_requests():
