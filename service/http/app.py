@@ -135,6 +135,9 @@ class Reply:
             await self._send_in_time(part)
 
     async def _send_in_time(self, message: Message) -> None:
+        if not self._connection.is_unread:
+            await self._send(message)  # at once
+            return
         try:
             async with asyncio.timeout(self._connection.limits.send_s):
                 await self._send(message)

@@ -25,6 +25,16 @@ class Connection(Protocol):
 
     limits: ConnectionLimits
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the client has gone, or has been left."""
+        ...
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether a write would wait for the client."""
+        ...
+
     def takes_more(self) -> bool:
         """Whether more of the answer under way can be written without waiting for the client."""
         ...
@@ -36,6 +46,12 @@ class Connection(Protocol):
         """Call back with True when the client ceases to take what is written, and False when it
         takes it again; at once if it has ceased. None: call back no more.
         """
+
+    def watch_loss(self, callback: Callable[[], None]) -> None:
+        """Call back as soon as the connection is lost."""
+
+    def unwatch_loss(self, callback: Callable[[], None]) -> None:
+        """Call back no more."""
 
     def abort(self) -> None:
         """Drop the connection with whatever has not been sent. Idempotent."""

@@ -6,33 +6,40 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from starlette.types import Receive
-
+from cadenza.service.http.connection import Connection
 from cadenza.service.http.errors import ClientGone
 
 
-async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+async def while_connected(connection: Connection, work: Coroutine[Any, Any, None]) -> None:
     """Run `work`, and cancel it as soon as the client disconnects. It has ended on return.
 
-    uvicorn neither cancels a handler nor raises from `send` when the client is gone, so that only
-    `receive` tells. The request's body must have been read.
+    It runs in the task of whoever calls this, which a refusal may pass through in one turn of the
+    loop: in a task of its own it would wait several times for whatever else is due, such as the
+    ends of all streams of a step. The request's body must have been read.
 
     Raises:
         ClientGone: the client disconnected first.
     """
-    task = asyncio.ensure_future(work)
-    watcher = asyncio.ensure_future(_disconnected(receive))
-    try:
-        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientGone
-    finally:
-        watcher.cancel()
+    task = asyncio.current_task()
+    assert task is not None
+    is_gone = False
+
+    def leave() -> None:
+        nonlocal is_gone
+        is_gone = True
         task.cancel()
-        await asyncio.gather(task, watcher, return_exceptions=True)
-    task.result()
 
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+    if connection.is_lost:
+        work.close()
+        raise ClientGone
+    connection.watch_loss(leave)
+    try:
+        await work
+    except asyncio.CancelledError:
+        if not is_gone or task.cancelling() > 1:  # somebody else wants it to end
+            raise
+        raise ClientGone from None
+    finally:
+        connection.unwatch_loss(leave)
+        if is_gone:
+            task.uncancel()

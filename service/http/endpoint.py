@@ -19,7 +19,7 @@ from cadenza.service.http import sse
 from cadenza.service.http.answer import Answer
 from cadenza.service.http.body import read_json
 from cadenza.service.http.call import Call
-from cadenza.service.http.connection import Connection
+from cadenza.service.http.connection import Connection, connection_of
 from cadenza.service.http.dialect import Dialect
 from cadenza.service.http.disconnect import while_connected
 from cadenza.service.http.errors import JsonResponse, renamed
@@ -47,9 +47,9 @@ class Endpoint:
                 self._generator.resumption, scope, call, body, partial(self._tell, call)
             )
             with reader:
-                await while_connected(receive, deliver(reader, scope, receive, send))
+                await while_connected(connection_of(scope), deliver(reader, scope, receive, send))
             return
-        await while_connected(receive, self._answer(call, scope, receive, send))
+        await while_connected(connection_of(scope), self._answer(call, scope, receive, send))
 
     def _check_size(self, call: Call) -> None:
         n = call.requests[0].n

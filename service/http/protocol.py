@@ -39,8 +39,17 @@ class BoundedProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, limits: ConnectionLimits, **options: Any) -> None:
         super().__init__(*args, **options)
         self.limits = limits
+        self._on_loss: set[Callable[[], None]] = set()
 
     # Connection
+
+    @property
+    def is_lost(self) -> bool:
+        return self._answering is None
+
+    @property
+    def is_unread(self) -> bool:
+        return bool(self.flow.write_paused)
 
     def takes_more(self) -> bool:
         if not self._takes_more:  # asked for every token, and nearly always so
@@ -62,6 +71,13 @@ class BoundedProtocol(HttpToolsProtocol):
         self._on_flow = callback
         if callback is not None and self.flow.write_paused:
             callback(True)
+
+    def watch_loss(self, callback: Callable[[], None]) -> None:
+        self._on_loss.add(callback)
+        self.flow.resume_reading()  # after a large body it has paused, and would notice nothing
+
+    def unwatch_loss(self, callback: Callable[[], None]) -> None:
+        self._on_loss.discard(callback)
 
     def abort(self) -> None:
         """Drop the connection; uvicorn then misses nothing of an answer that was cut."""
@@ -97,6 +113,8 @@ class BoundedProtocol(HttpToolsProtocol):
         # Requests lead back here, by their scope: none of this shall wait for the garbage collector
         self._answering = self.cycle = self.scope = None  # type: ignore[assignment]
         self._on_flow = None
+        for callback in [*self._on_loss]:
+            callback()
 
     def data_received(self, data: bytes) -> None:
         """Parse, then count what an unfinished head took."""

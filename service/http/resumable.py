@@ -21,6 +21,7 @@ from cadenza.service.events import Delta, Event
 from cadenza.service.generator import Generator
 from cadenza.service.http import sse
 from cadenza.service.http.call import Call
+from cadenza.service.http.connection import connection_of
 from cadenza.service.http.disconnect import while_connected
 from cadenza.service.http.errors import JsonResponse, error_object
 from cadenza.service.resumable_stream import Reader, ResumableStream, StreamKey, Tell
@@ -61,7 +62,7 @@ class _Streams:
         place = read_place(scope) or Place(field=PLACE_HEADER)
         reader = self._resumption.resume(_key(scope), "http", place)
         with reader:
-            await while_connected(receive, deliver(reader, scope, receive, send))
+            await while_connected(connection_of(scope), deliver(reader, scope, receive, send))
 
     async def cancel(self, request: Request) -> Response:
         """DELETE /v1/streams/ID: give the stream up."""
