@@ -55,7 +55,14 @@ class Case(NamedTuple):
 
     @property
     def name(self) -> str:
-        return f"{self.protocol} {self.streams}"
+        if self.together == 1:
+            return f"{self.protocol} {self.streams}"
+        return f"{self.protocol} {self.connections}x{self.together}"
+
+    @property
+    def together(self) -> int:
+        """That one stream of the protocol carries: a Session has many requests."""
+        return self.streams // self.connections if self.protocol == "session" else 1
 
     @property
     def tokens(self) -> int:
@@ -68,6 +75,8 @@ COSTS = (
     Case("completions", 64, 64, 0.010, 5.0, 15.0),
     Case("generate", 64, 1, 0.010, 5.0, 35.0),
     Case("session", 64, 1, 0.010, 5.0, 5.0),
+    Case("session", 256, 4, 0.010, 5.0, 5.0),
+    Case("session", 512, 8, 0.010, 5.0, 5.0),
 )
 HOLDS = (
     Case("chat", MANY, MANY, 0.250, 5.0),
@@ -113,10 +122,9 @@ async def cost(served: ServedFront, case: Case) -> dict[str, Any]:
     """A case, and its floor."""
     figures = await stream(served, case)
     kind = "http" if case.protocol in clients.HTTP else "grpc"
-    together = case.streams if case.protocol == "session" else 1
-    chunk_bytes = round(figures["bytes_per_token"] * together)
+    chunk_bytes = round(figures["bytes_per_token"] * case.together)
     ticks = round(FLOOR_S / case.step_s)
-    tick_s = await floor_s(kind, case.streams // together, chunk_bytes, ticks, case.step_s)
+    tick_s = await floor_s(kind, case.streams // case.together, chunk_bytes, ticks, case.step_s)
     figures["floor_us"] = round(1e6 * tick_s / case.streams, 2)
     figures["ratio"] = round(figures["us_per_token"] / figures["floor_us"], 2)
     return figures
