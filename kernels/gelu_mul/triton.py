@@ -5,14 +5,13 @@ Source: https://arxiv.org/abs/1606.08415 (section 2)
 
 from __future__ import annotations
 
-import torch
 import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
+from cadenza.kernels.gate_launch import launch
 from cadenza.kernels.gelu_mul.reference import CUBIC, SLOPE
 
-_PIECE = 1024  # values a program computes
 _MINUS_SLOPE = tl.constexpr(-SLOPE)
 _CUBIC_SLOPE = tl.constexpr(-SLOPE * CUBIC)
 
@@ -32,14 +31,4 @@ def _gelu_mul_kernel(gate_up_ptr, out_ptr, width, stride_gr, PIECE: tl.constexpr
 
 def gelu_mul_triton(gate_up: Tensor) -> Tensor:
     """Map gate_up [rows, 2 * width], the gate first, to [rows, width]; rows contiguous."""
-    rows, both = gate_up.shape
-    if both % 2:
-        raise ValueError(f"{both} columns are not gates and as many values")
-    if gate_up.stride(1) != 1:
-        raise ValueError("rows must be contiguous")
-    width = both // 2
-    out = torch.empty((rows, width), dtype=gate_up.dtype, device=gate_up.device)
-    if rows:
-        grid = (rows, triton.cdiv(width, _PIECE))
-        _gelu_mul_kernel[grid](gate_up, out, width, gate_up.stride(0), PIECE=_PIECE)
-    return out
+    return launch(_gelu_mul_kernel, gate_up)

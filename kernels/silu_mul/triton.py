@@ -5,12 +5,11 @@ Source: https://arxiv.org/abs/2002.05202
 
 from __future__ import annotations
 
-import torch
 import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
-_PIECE = 1024  # values a program computes
+from cadenza.kernels.gate_launch import launch
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -27,14 +26,4 @@ def _silu_mul_kernel(gate_up_ptr, out_ptr, width, stride_gr, PIECE: tl.constexpr
 
 def silu_mul_triton(gate_up: Tensor) -> Tensor:
     """Map gate_up [rows, 2 * width], the gate first, to [rows, width]; rows contiguous."""
-    rows, both = gate_up.shape
-    if both % 2:
-        raise ValueError(f"{both} columns are not gates and as many values")
-    if gate_up.stride(1) != 1:
-        raise ValueError("rows must be contiguous")
-    width = both // 2
-    out = torch.empty((rows, width), dtype=gate_up.dtype, device=gate_up.device)
-    if rows:
-        grid = (rows, triton.cdiv(width, _PIECE))
-        _silu_mul_kernel[grid](gate_up, out, width, gate_up.stride(0), PIECE=_PIECE)
-    return out
+    return launch(_silu_mul_kernel, gate_up)
