@@ -66,8 +66,11 @@ def read_trace(path: Path) -> Trace:
 def _text(path: Path) -> str:
     """What the file holds, unpacked; of a pipe what comes."""
     try:
-        with path.open("rb") as file:
-            is_packed = file.peek(len(_GZIP))[: len(_GZIP)] == _GZIP
+        with path.open("rb") as opened:
+            # A pipe may have a single byte to look at
+            file = opened if opened.seekable() else io.BytesIO(opened.read(_MOST + 1))
+            is_packed = file.read(len(_GZIP)) == _GZIP
+            file.seek(0)
             source = gzip.GzipFile(fileobj=file) if is_packed else file
             with io.TextIOWrapper(source, encoding="utf-8-sig") as decoded:
                 text = decoded.read(_MOST + 1)

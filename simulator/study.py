@@ -58,7 +58,7 @@ def report(runs: Sequence[Run], study: Study) -> dict[str, Any]:
 def remarks(runs: Sequence[Run], machine: Machine) -> list[str]:
     """What whoever reads the figures has to know first."""
     said = []
-    if runs[0].config.num_host_blocks and not machine.copy_token_s:
+    if not machine.copy_token_s and any(run.statistics.swaps for run in runs):
         said.append(
             f"What a copy to the host takes is not known of {machine.name}: swaps are free here."
         )

@@ -298,9 +298,13 @@ def test_names_that_are_no_text_are_shown_as_far_as_they_can_be(tmp_path: Path):
     assert "?.csv" in path.read_text()
 
 
-@pytest.mark.parametrize("blocks", ["0", "8"])
-def test_swaps_whose_price_nobody_knows_are_said_to_be_free(tmp_path: Path, blocks: str):
-    machine = ("--machine", "h100-tp8-llama-2-70b", "--num-host-blocks", blocks)
-    told = figures_of(tmp_path / "told.json", *machine)
+@pytest.mark.parametrize("kind", ["swap", "recompute"])
+def test_swaps_whose_price_nobody_knows_are_said_to_be_free(tmp_path: Path, kind: str):
+    machine = ("--machine", "h100-tp8-llama-2-70b", "--num-host-blocks", "64")
+    policies = ("--policy", f"preemption={kind}", "--policy", "reserve=none")
+    path = tmp_path / "told.json"
 
-    assert any("swaps are free" in each for each in told["remarks"]) == (blocks == "8")
+    assert status_of(LOAD, "--num-blocks", "24", *machine, *policies, "--json", str(path)) == 0
+    told = json.loads(path.read_text())
+    assert told["profiles"][0]["preemptions"]["all"] > 0
+    assert any("swaps are free" in each for each in told["remarks"]) == (kind == "swap")

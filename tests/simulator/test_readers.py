@@ -247,10 +247,17 @@ def test_lines_may_end_otherwise(tmp_path: Path, end: str):
         assert read_trace(tmp_path / name).requests
 
 
-def test_a_pipe_is_read_to_its_end(tmp_path: Path):
+@pytest.mark.parametrize("content", [AZURE.encode(), gzip.compress(AZURE.encode())])
+def test_a_pipe_is_read_to_its_end_in_whatever_pieces_it_comes(tmp_path: Path, content: bytes):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    writer = threading.Thread(target=lambda: pipe.write_text(AZURE))
+
+    def write():
+        with pipe.open("wb", buffering=0) as file:
+            for byte in content:
+                file.write(bytes([byte]))
+
+    writer = threading.Thread(target=write)
     writer.start()
 
     assert len(read_trace(pipe).requests) == 3
