@@ -20,7 +20,8 @@ from cadenza.cli.progress import Progress
 from cadenza.policies.errors import ProfileError
 from cadenza.service import otel
 from cadenza.service.engine_process import EngineProcess
-from cadenza.service.front import Addresses, Front, FrontConfig
+from cadenza.service.front import Front
+from cadenza.service.front_config import Addresses, FrontConfig
 from cadenza.service.limits import Limits, ResumptionLimits
 from cadenza.service.listening import is_loopback, listen
 from cadenza.service.recorder import Recorder, UnusableRecording

@@ -26,7 +26,8 @@ os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 from cadenza.checkpoints.locate import locate
 from cadenza.engine.heap import trim
 from cadenza.service.engine_process import start_engine
-from cadenza.service.front import Addresses, Front, FrontConfig
+from cadenza.service.front import Front
+from cadenza.service.front_config import Addresses, FrontConfig
 from cadenza.service.limits import Limits
 from cadenza.service.tokenizer import load_tokenizer
 from cadenza.wire.heap import freeze_heap

@@ -19,7 +19,7 @@ from cadenza.cli import serve
 from cadenza.cli.main import main
 from cadenza.cli.options import ServeOptions
 from cadenza.service import engine_process
-from cadenza.service.front import Addresses, FrontConfig
+from cadenza.service.front_config import Addresses, FrontConfig
 from cadenza.service.limits import Limits, ResumptionLimits
 from cadenza.service.metrics import NO_TENANT, OTHER_TENANTS
 from cadenza.service.rpc.connections import ConnectionAge

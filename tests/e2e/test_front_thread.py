@@ -32,7 +32,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from cadenza.checkpoints.locate import locate
 from cadenza.service.engine_process import start_engine
-from cadenza.service.front import Addresses, Front, FrontConfig
+from cadenza.service.front import Front
+from cadenza.service.front_config import Addresses, FrontConfig
 from cadenza.service.tokenizer import Tokenizer, load_tokenizer
 from cadenza.v1 import generation_pb2 as pb
 from cadenza.v1.generation_pb2_grpc import GenerationServiceStub

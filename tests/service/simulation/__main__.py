@@ -17,6 +17,8 @@ _REPORT_S = 30.0
 
 def main(arguments: Sequence[str]) -> None:
     """Raises what goes wrong, with a note that names the seed."""
+    if not all(each.isdecimal() for each in arguments) or len(arguments) > 2:
+        raise SystemExit(f"simulation: expected SEED [NUMBER], got {' '.join(arguments)!r}")
     numbers = [int(each) for each in arguments]
     seeds: Iterable[int] = count(time.time_ns() // 1_000_000)
     if numbers:

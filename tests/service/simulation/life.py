@@ -10,13 +10,15 @@ import asyncio
 import hashlib
 import random
 import signal
+from collections.abc import Sequence
 from typing import cast
 from unittest import mock
 
 import grpc
 
 from cadenza.service.engine_process import EngineProcess
-from cadenza.service.front import Front, FrontConfig
+from cadenza.service.front import Front
+from cadenza.service.front_config import FrontConfig
 from cadenza.service.generator import Generator
 from cadenza.service.limits import Limits, ResumptionLimits
 from cadenza.service.supervisor import MAX_RESTARTS
@@ -195,16 +197,31 @@ class Life:
         await self._is_ready.wait()
         troubling = asyncio.ensure_future(self._trouble())
         living = [asyncio.ensure_future(self._live(client)) for client in self._clients]
-        async with asyncio.timeout(_ENOUGH_S):
-            await asyncio.gather(*living)
-            await troubling
-            if not (self.is_draining or self._is_doomed):
-                await self._rest()
-                self._end()
-            ended_s = self.loop.now_s
-            self.outcome = await serving
-            assert self.loop.now_s - ended_s < _LEAVE_S or self.has_jumped, "it takes long to stop"
+        try:
+            async with asyncio.timeout(_ENOUGH_S):
+                await self._until_over(living, troubling, serving)
+        except TimeoutError as error:
+            late = [
+                each for each, task in zip(self._clients, living, strict=True) if task.cancelled()
+            ]
+            wait = [f"{type(each).__name__} {each.told}" for each in late]
+            raise AssertionError(f"for ever {wait or 'the service'} goes on") from error
         self._check_end()
+
+    async def _until_over(
+        self,
+        living: Sequence[asyncio.Future[None]],
+        troubling: asyncio.Future[None],
+        serving: asyncio.Future[str | None],
+    ) -> None:
+        await asyncio.gather(*living)
+        await troubling
+        if not (self.is_draining or self._is_doomed):
+            await self._rest()
+            self._end()
+        ended_s = self.loop.now_s
+        self.outcome = await serving
+        assert self.loop.now_s - ended_s < _LEAVE_S or self.has_jumped, "it takes long to stop"
 
     async def _live(self, client: Client) -> None:
         await asyncio.sleep(0.3 * self.chance.random())

@@ -11,7 +11,7 @@ from unittest import mock
 
 import structlog
 
-from cadenza.service import front, standby
+from cadenza.service import front, servers, standby
 from cadenza.service.engine_process import EngineProcess
 from cadenza.service.standby import Standby
 from cadenza.testing import fake_runner
@@ -50,17 +50,17 @@ def stand_in_for_processes(
 ) -> Iterator[None]:
     """Have the front live on `loop`, with engines and a server that are made as these say."""
     socket = SimpleNamespace(getsockname=lambda: ("127.0.0.1", 1))
-    replaced = {
-        "listen": lambda *_: [socket],
-        "Standby": lambda: _Reserve(start_engine, on_taken),
-        "build_app": lambda *_, **__: None,
-        "HttpServer": NoServer,
-        "GrpcServer": open_server,
-        "SignalGuard": lambda: Guard(loop),
-    }
+    replaced = (
+        (front, "Standby", lambda: _Reserve(start_engine, on_taken)),
+        (front, "SignalGuard", lambda: Guard(loop)),
+        (servers, "listen", lambda *_: [socket]),
+        (servers, "build_app", lambda *_, **__: None),
+        (servers, "HttpServer", NoServer),
+        (servers, "GrpcServer", open_server),
+    )
     with ExitStack() as patches:
-        for name, stand_in in replaced.items():
-            patches.enter_context(mock.patch.object(front, name, stand_in))
+        for module, name, stand_in in replaced:
+            patches.enter_context(mock.patch.object(module, name, stand_in))
         patches.enter_context(mock.patch.object(standby, "AFTER_S", _STANDBY_AFTER_S))
         patches.enter_context(mock.patch.object(fake_runner, "VOCABULARY", VOCABULARY))
         patches.enter_context(all_clocks_are(loop.time))
