@@ -116,5 +116,5 @@ class Servers:
             if isinstance(outcome, Exception):
                 raise outcome
 
-    def _num_connections(self) -> dict[str, int]:
+    def _num_connections(self) -> dict[str, int | None]:
         return {"http": self._http.num_connections, "grpc": self.grpc.num_connections}
