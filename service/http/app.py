@@ -84,10 +84,11 @@ class Boundary:
         scope["app"] = self  # makes the router raise 404 and 405 rather than answer in plain text
         reply = Reply(send, connection_of(scope), _request_id(scope))
         tracing.remember_caller(Headers(scope=scope).items())
+        # For this task, whose context may be that of the one before it on the connection
+        structlog.contextvars.bind_contextvars(request_id=reply.request_id)
         began_s = time.monotonic()
         try:
-            with structlog.contextvars.bound_contextvars(request_id=reply.request_id):
-                await self._guarded(scope, receive, reply)
+            await self._guarded(scope, receive, reply)
         finally:
             self._traffic.count(scope, reply.status, time.monotonic() - began_s)
 

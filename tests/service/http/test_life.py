@@ -10,6 +10,7 @@ import threading
 import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from structlog.contextvars import get_contextvars
 from structlog.testing import capture_logs
 
 from cadenza.service.http.connection import ConnectionLimits
@@ -229,6 +230,26 @@ def test_request_ids_are_echoed_only_when_well_formed(run, serve):
                         path, json=body, headers={"x-request-id": given}
                     )
                     assert response.headers.get("x-request-id") == (given if echoed else None)
+
+    run(main())
+
+
+def test_a_requests_id_is_in_its_own_log_alone(run, serve, monkeypatch):
+    """On one connection, where the next request begins as the one before it ends."""
+
+    async def main():
+        async with serve() as served:
+            bound = []
+            generator = served.front.generator
+            monkeypatch.setattr(
+                generator, "check_model", lambda _: bound.append(get_contextvars()["request_id"])
+            )
+            plain = request_bytes(COMPLETIONS, {"prompt": "x"})
+            named = plain.replace(b"host: x", b"host: x\r\nx-request-id: a")
+            _, writer = await served.raw_bytes(named + plain)
+            await until(lambda: len(bound) == 2)
+            writer.close()
+            assert bound == ["a", None]
 
     run(main())
 
