@@ -55,7 +55,7 @@ class Case(NamedTuple):
 
     @property
     def name(self) -> str:
-        if self.together == 1:
+        if self.connections == 1 or self.together == 1:
             return f"{self.protocol} {self.streams}"
         return f"{self.protocol} {self.connections}x{self.together}"
 

@@ -63,6 +63,8 @@ class Front:
             with SignalGuard() as guard:
                 await self._serve(engine, guard)
             return None if engine.is_closing else engine.failure
+        except EngineUnavailable as error:  # before it was told anything
+            return error.message
         finally:
             # An engine that loads does not listen, and has nothing to lose.
             grace_s = _LEAVE_S if engine.is_serving else 0.0
@@ -79,33 +81,32 @@ class Front:
         config = self._config
         servers = Servers(config, self._tokenizer, engine, guard)
         addresses = await servers.open()
-        engine.watch_progress(lambda each: None if engine.limits else self._on_progress(each))
-        engine.start(config.engine)
-        if config.max_engine_restarts:
-            engine.watch_serving(self._standby.note_serving)
-        supervisor = Supervisor(
-            engine,
-            self._process,
-            lambda: servers.control.engine_config(config.engine),
-            servers.metrics,
-            max_restarts=config.max_engine_restarts,
-            start=self._start_another,
-        )
-        # Meanwhile the engine loads
         looking_up = asyncio.ensure_future(self._tokenizer.usual_texts.look_up(_ENCODES))
-        announcing = asyncio.ensure_future(self._announce(engine, servers, addresses))
-        supervising = asyncio.ensure_future(supervisor.run())
+        tasks: list[asyncio.Future[None]] = []
         try:
+            engine.watch_progress(lambda each: None if engine.limits else self._on_progress(each))
+            engine.start(config.engine)
+            if config.max_engine_restarts:
+                engine.watch_serving(self._standby.note_serving)
+            supervisor = Supervisor(
+                engine,
+                self._process,
+                lambda: servers.control.engine_config(config.engine),
+                servers.metrics,
+                max_restarts=config.max_engine_restarts,
+                start=self._start_another,
+            )
+            announcing = asyncio.ensure_future(self._announce(engine, servers, addresses))
+            supervising = asyncio.ensure_future(supervisor.run())
+            tasks += [announcing, supervising]
             await self._until_stopped(engine, servers, announcing, [servers.serving, supervising])
         finally:
-            looking_up.cancel()
-            announcing.cancel()
-            supervising.cancel()
+            for task in (looking_up, *tasks):
+                task.cancel()
             # Closing the engine first ends what is left with an error event, not a cut connection.
             engine.close()
-            ended = await asyncio.gather(
-                announcing, supervising, servers.close(), return_exceptions=True
-            )
+            ended = await asyncio.gather(*tasks, servers.stop(), return_exceptions=True)
+            await servers.close()
             for outcome in ended:
                 if isinstance(outcome, Exception):
                     raise outcome

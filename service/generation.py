@@ -148,7 +148,7 @@ class Generation:
             self._cancelled = True
             self._end("deadline" if time.monotonic() >= self._expected_end_s else "abort")
         # They lead back here: without them nothing waits for the garbage collector
-        self._choices = []
+        self._choices, self._unseated = [], set()
         self._on_closed(self)
 
     def reprioritise(self, priority: int) -> None:

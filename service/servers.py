@@ -29,7 +29,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Servers:
-    """HTTP and gRPC over one generator, which asks one engine. `open`, then `close`."""
+    """HTTP and gRPC over one generator, which asks one engine. `open`, `stop`, then `close`."""
 
     serving: asyncio.Future[None]  # HTTP, once open
 
@@ -40,6 +40,7 @@ class Servers:
 
         Raises:
             OSError: that cannot be done.
+            UnusableRecording: nor can requests be written down where they shall be.
         """
         self._config = config
         self._sockets = listen("HTTP", config.host, config.port)
@@ -92,29 +93,33 @@ class Servers:
         """
         try:
             grpc_port = await self.grpc.start()
-        except OSError:
+        except BaseException:
             for sock in self._sockets:
                 sock.close()
+            await self.close()
             raise
         _log.info("grpc serves", port=grpc_port, services=self.grpc.services)
         self.serving = asyncio.ensure_future(self._http.serve())
         return Addresses(self._config.host, self._sockets[0].getsockname()[1], grpc_port)
 
-    async def close(self) -> None:
-        """Send what is left to say, and let go of everything.
+    async def stop(self) -> None:
+        """Send what is left to say, and let nobody in any more. Once, after `open`.
 
-        Raises what ended the HTTP server, if that was not this.
+        Raises what ended either server, if that was not this.
         """
         self._http.stop()
         ended = await asyncio.gather(self.serving, self.grpc.stop(_FLUSH_S), return_exceptions=True)
+        for outcome in ended:
+            if isinstance(outcome, Exception):
+                raise outcome
+
+    async def close(self) -> None:
+        """Let go of whatever is not a server."""
         self.generator.close()
         if self._recorder is not None:
             self._recorder.close()
         if self._tracer is not None:
             await asyncio.to_thread(self._tracer.close)
-        for outcome in ended:
-            if isinstance(outcome, Exception):
-                raise outcome
 
     def _num_connections(self) -> dict[str, int | None]:
         return {"http": self._http.num_connections, "grpc": self.grpc.num_connections}

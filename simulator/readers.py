@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import BinaryIO, NamedTuple, Protocol
 
 from cadenza.policies.errors import quoted
 from cadenza.simulator.errors import SimulatorError
@@ -68,7 +68,7 @@ def _text(path: Path) -> str:
     try:
         with path.open("rb") as opened:
             # A pipe may have a single byte to look at
-            file = opened if opened.seekable() else io.BytesIO(opened.read(_MOST + 1))
+            file = opened if opened.seekable() else _whole(path, opened)
             is_packed = file.read(len(_GZIP)) == _GZIP
             file.seek(0)
             source = gzip.GzipFile(fileobj=file) if is_packed else file
@@ -83,6 +83,13 @@ def _text(path: Path) -> str:
     if len(text) > _MOST:
         raise SimulatorError(f"{path} has more than {_MOST} characters; take a part of it")
     return text
+
+
+def _whole(path: Path, pipe: BinaryIO) -> io.BytesIO:
+    content = pipe.read(_MOST + 1)
+    if len(content) > _MOST:
+        raise SimulatorError(f"{path} has more than {_MOST} bytes; take a part of it")
+    return io.BytesIO(content)
 
 
 def _begun(trace: Trace) -> Trace:

@@ -20,9 +20,9 @@ def pack_ids(ids: Iterable[int]) -> bytes:
     Raises:
         OverflowError: an id does not fit 32 bits.
     """
-    array = ids if isinstance(ids, np.ndarray) else np.fromiter(ids, dtype=np.int64)
-    if not len(array):  # as most lists of a request are
-        return b""
+    if not isinstance(ids, np.ndarray) and not (ids := [*ids]):
+        return b""  # as most lists of a request are
+    array = ids if isinstance(ids, np.ndarray) else np.array(ids, dtype=np.int64)
     packed = array.astype("<i4")
     if not np.array_equal(packed, array):
         raise OverflowError("a token id does not fit 32 bits")

@@ -136,7 +136,7 @@ class Reply:
             await self._send_in_time(part)
 
     async def _send_in_time(self, message: Message) -> None:
-        if not self._connection.is_unread:
+        if not self._connection.write_waits:
             await self._send(message)  # at once
             return
         try:

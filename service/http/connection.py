@@ -27,11 +27,11 @@ class Connection(Protocol):
 
     @property
     def is_lost(self) -> bool:
-        """Whether the client has gone, or has been left."""
+        """Whether the client has gone."""
         ...
 
     @property
-    def is_unread(self) -> bool:
+    def write_waits(self) -> bool:
         """Whether a write would wait for the client."""
         ...
 
@@ -48,7 +48,7 @@ class Connection(Protocol):
         """
 
     def watch_loss(self, callback: Callable[[], None]) -> None:
-        """Call back as soon as the connection is lost."""
+        """Call back once, when the connection is lost. Meanwhile it is read, and a body dropped."""
 
     def unwatch_loss(self, callback: Callable[[], None]) -> None:
         """Call back no more."""

@@ -15,14 +15,14 @@ async def while_connected(connection: Connection, work: Coroutine[Any, Any, None
 
     It runs in the task of whoever calls this, which a refusal may pass through in one turn of the
     loop: in a task of its own it would wait several times for whatever else is due, such as the
-    ends of all streams of a step. The request's body must have been read.
+    ends of all streams of a step. What comes of the request's body is dropped from now on.
 
     Raises:
         ClientGone: the client disconnected first.
     """
     task = asyncio.current_task()
     assert task is not None
-    is_gone = False
+    is_gone, num_cancels = False, task.cancelling()
 
     def leave() -> None:
         nonlocal is_gone
@@ -36,7 +36,7 @@ async def while_connected(connection: Connection, work: Coroutine[Any, Any, None
     try:
         await work
     except asyncio.CancelledError:
-        if not is_gone or task.cancelling() > 1:  # somebody else wants it to end
+        if not is_gone or task.cancelling() > num_cancels + 1:  # somebody else wants it to end
             raise
         raise ClientGone from None
     finally:

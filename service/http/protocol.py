@@ -35,6 +35,7 @@ class BoundedProtocol(HttpToolsProtocol):
     _end: asyncio.TimerHandle | None = None  # of a connection that is to close
     _takes_more = False  # nothing has happened since that was so
     _on_flow: Callable[[bool], None] | None = None
+    is_lost = False
 
     def __init__(self, *args: Any, limits: ConnectionLimits, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -44,11 +45,7 @@ class BoundedProtocol(HttpToolsProtocol):
     # Connection
 
     @property
-    def is_lost(self) -> bool:
-        return self._answering is None
-
-    @property
-    def is_unread(self) -> bool:
+    def write_waits(self) -> bool:
         return bool(self.flow.write_paused)
 
     def takes_more(self) -> bool:
@@ -87,7 +84,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.abort()
 
     def abort_later(self) -> None:
-        if self._end is None:
+        if self._end is None and not self.is_lost:
             self._end = self.loop.call_later(self.limits.send_s, self.abort)
 
     # asyncio.Protocol
@@ -103,7 +100,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell the request being answered, too, where others are queued behind it."""
         super().connection_lost(exc)
-        self._takes_more = False
+        self.is_lost, self._takes_more = True, False
         for timer in (self._head_due, self._end):
             if timer is not None:
                 timer.cancel()
@@ -157,6 +154,11 @@ class BoundedProtocol(HttpToolsProtocol):
             self._head_due.cancel()
             self._head_due = None
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Drop what nobody reads any more: too much of it would pause reading for good."""
+        if not (self._on_loss and self.cycle is self._answering):
+            super().on_body(body)
 
     def on_message_complete(self) -> None:
         """A request is whole: what follows is the next one's head."""

@@ -57,3 +57,20 @@ def test_a_generation_is_freed_when_it_is_left(run, open_front):
             assert [each() for each in left] == [None, None]
 
     run(main())
+
+
+def test_so_is_one_that_is_left_before_it_has_a_seat(run, open_front):
+    async def main():
+        async with open_front() as front:
+            front.engine.auto = False
+            generation = await front.generator.submit(GenerationRequest(text="x"))
+            tap_that_leads_back(generation)
+            async with generation:
+                pass
+            left = weakref.ref(generation)
+            del generation
+            await asyncio.sleep(0)
+
+            assert left() is None
+
+    run(main())

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import gzip
 import json
 import math
 import os
+import termios
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -254,8 +257,10 @@ def test_a_pipe_is_read_to_its_end_in_whatever_pieces_it_comes(tmp_path: Path, c
 
     def write():
         with pipe.open("wb", buffering=0) as file:
-            for byte in content:
-                file.write(bytes([byte]))
+            file.write(content[:1])
+            while fcntl.ioctl(file, termios.FIONREAD, b"    ") != b"\0\0\0\0":
+                time.sleep(0.001)  # nothing tells that it has been read
+            file.write(content[1:])
 
     writer = threading.Thread(target=write)
     writer.start()

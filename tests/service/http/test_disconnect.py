@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
 
@@ -130,6 +131,30 @@ def test_work_that_ends_as_its_client_leaves_has_ended(run):
         await task
         assert work.state == "put in order"
         assert not task.cancelling()
+
+    run(main())
+
+
+def test_an_earlier_cancellation_that_somebody_kept_is_not_taken_for_another(run):
+    async def main():
+        connection, work = FakeConnection(), Work()
+
+        async def caller():
+            with pytest.raises(ClientGone):
+                await while_connected(connection, work.run())
+            return asyncio.current_task().cancelling()
+
+        async def kept():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+            return await caller()
+
+        task = asyncio.create_task(kept())
+        await asyncio.sleep(0)
+        task.cancel()
+        await until(lambda: work.state == "begun")
+        connection.lose()
+        assert await task == 1
 
     run(main())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import uvicorn
 from uvicorn.server import ServerState
@@ -72,5 +73,23 @@ def test_more_is_taken_while_an_answer_is_under_way_and_the_client_keeps_up(run)
         assert protocol.takes_more()
         protocol.connection_lost(None)
         assert not protocol.takes_more()
+
+    run(main())
+
+
+def test_whoever_watches_is_told_once_that_the_connection_is_lost(run):
+    async def main():
+        protocol = connected()
+        told: list[str] = []
+        left = partial(told.append, "left")
+        protocol.watch_loss(partial(told.append, "lost"))
+        protocol.watch_loss(left)
+        protocol.unwatch_loss(left)
+        assert not protocol.is_lost
+        protocol.connection_lost(None)
+        assert protocol.is_lost
+        assert told == ["lost"]
+        protocol.abort_later()
+        assert protocol._end is None, "nothing is left to be aborted"
 
     run(main())

@@ -483,3 +483,23 @@ def test_notices_have_their_numbers_among_the_chunks(run, serve):
             assert [int(line[4:].partition(":")[0]) for line in ids] == [*range(1, len(ids) + 1)]
 
     run(main())
+
+
+@pytest.mark.parametrize("size", [0, 1000, 1_000_000])
+def test_a_reader_that_sends_what_nobody_asked_for_is_missed_when_it_leaves(run, serve, size):
+    """A body that nobody reads, of which so much is kept that reading might cease."""
+
+    async def main():
+        async with serve() as served:
+            served.front.engine.auto = False
+            client = Client(served, COMPLETIONS, BODY)
+            await client.connect()
+            await served.front.engine.until(lambda: bool(served.front.engine.waiting))
+            await client.leave()
+            data = b"GET /v1/streams/s HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % size
+            _, writer = await served.raw_bytes(data + b"x" * size)
+            await until(waiting(served, 0))
+            writer.transport.abort()
+            await until(waiting(served))
+
+    run(main())

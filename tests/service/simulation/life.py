@@ -198,9 +198,11 @@ class Life:
         troubling = asyncio.ensure_future(self._trouble())
         living = [asyncio.ensure_future(self._live(client)) for client in self._clients]
         try:
-            async with asyncio.timeout(_ENOUGH_S):
+            async with asyncio.timeout(_ENOUGH_S) as limit:
                 await self._until_over(living, troubling, serving)
         except TimeoutError as error:
+            if not limit.expired():
+                raise
             late = [
                 each for each, task in zip(self._clients, living, strict=True) if task.cancelled()
             ]
