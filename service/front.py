@@ -81,6 +81,7 @@ class Front:
         config = self._config
         servers = Servers(config, self._tokenizer, engine, guard)
         addresses = await servers.open()
+        # While the engine loads
         looking_up = asyncio.ensure_future(self._tokenizer.usual_texts.look_up(_ENCODES))
         tasks: list[asyncio.Future[None]] = []
         try:
