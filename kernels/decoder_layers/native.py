@@ -25,7 +25,7 @@ from torch import Tensor
 from cadenza.kernels.int8_linear import PackedInt8Weight
 from cadenza.kernels.linear import native as products
 from cadenza.kernels.linear.native import DTYPES, PackedWeight
-from cadenza.kernels.native import Layer, Library, Model, Step, Times, library
+from cadenza.kernels.native import INT8, Layer, Library, Model, PackedMatrix, Step, Times, library
 from cadenza.kernels.rotary_embedding import RotaryTables
 
 _MOST_HEAD_DIM, _MOST_GROUP = 256, 32  # of attention.h: what one thread works with is of fixed size
@@ -126,7 +126,7 @@ class NativeLayers:
         self._model = Model(
             self._packed[0].qkv.level,
             DTYPES[self._dtype],
-            self._packed[0].qkv.format,
+            INT8 if int8 else DTYPES[self._dtype],
             len(self._packed),
             self._layers,
             shape.hidden_size,
@@ -280,16 +280,20 @@ def _filled(weight: Tensor, rows: int) -> Tensor:
 def _addresses(layer: _PackedLayer) -> Layer:
     return Layer(
         layer.attention_norm.data_ptr(),
-        layer.qkv.address,
-        layer.output.address,
+        _matrix(layer.qkv),
+        _matrix(layer.output),
         layer.mlp_norm.data_ptr(),
-        layer.gate_up.address,
-        layer.down.address,
+        _matrix(layer.gate_up),
+        _matrix(layer.down),
         _address(layer.qkv_bias),
         _address(layer.query_norm),
         _address(layer.key_norm),
         layer.window,
     )
+
+
+def _matrix(weight: PackedWeight) -> PackedMatrix:
+    return PackedMatrix(weight.address, weight.format)
 
 
 def _address(tensor: Tensor | None) -> int | None:

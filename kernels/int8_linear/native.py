@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import torch
 from torch import Tensor
 
 from cadenza.kernels.int8_linear.reference import check_inputs
@@ -21,12 +18,5 @@ class PackedInt8Weight(PackedWeight):
         super().__init__(weight, level)
 
     @property
-    def format(self) -> int:
-        return INT8
-
-    def _pack(self, weight: Tensor) -> None:
-        if not self._library.pack_int8(torch.get_num_threads(), *self._place(weight)):
-            raise ValueError("a weight that is not finite cannot be quantised")
-
-    def _product(self) -> Callable[..., None]:
-        return self._library.int8_linear
+    def _formats(self) -> tuple[int, ...]:
+        return (INT8,)

@@ -9,13 +9,11 @@ of bf16 products are rounded to bf16 once, at the end, or not at all.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from cadenza.kernels.large_pages import LargePages
-from cadenza.kernels.native import BFLOAT16, FLOAT32, library
+from cadenza.kernels.native import BFLOAT16, COMPACT_BFLOAT16, FLOAT32, library
 
 _PAGES = LargePages()
 DTYPES = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
@@ -48,7 +46,10 @@ def fastest(dtype: torch.dtype) -> str:
 
 
 class PackedWeight:
-    """A weight in panels of 32 outputs; it keeps nothing of the tensor that it was made of."""
+    """A weight in panels of 32 outputs; it keeps nothing of the tensor that it was made of.
+
+    Of bf16 in 12 bits a value, where the level multiplies that and the values allow it.
+    """
 
     def __init__(self, weight: Tensor, level: str | None = None) -> None:
         """weight: [out_features, in_features], fp32 or bf16; level: one of `levels()`.
@@ -69,8 +70,7 @@ class PackedWeight:
         self._level = found.levels.index(level) if level else len(found.levels) - 1
         self._dtype = weight.dtype
         self._shape = (weight.shape[0], weight.shape[1])
-        self._packed = _PAGES.take(found.packed_bytes(*self._shape, self.format))
-        self._pack(weight.contiguous())
+        self._format, self._packed = self._pack(weight.contiguous())
 
     @property
     def out_features(self) -> int:
@@ -84,7 +84,7 @@ class PackedWeight:
     @property
     def format(self) -> int:
         """What the panels are made of, a dtype of level.h."""
-        return DTYPES[self._dtype]
+        return self._format
 
     @property
     def level(self) -> int:
@@ -109,9 +109,10 @@ class PackedWeight:
             )
         x = x.contiguous()
         y = torch.empty(len(x), out_features, dtype=dtype or self._dtype)
-        self._product()(
+        self._library.linear(
             self._level,
-            DTYPES[self._dtype],
+            DTYPES[x.dtype],
+            self._format,
             torch.get_num_threads(),
             x.data_ptr(),
             len(x),
@@ -123,16 +124,23 @@ class PackedWeight:
         )
         return y
 
-    def _pack(self, weight: Tensor) -> None:
-        """Fill the panels."""
-        self._library.pack(torch.get_num_threads(), *self._place(weight))
+    @property
+    def _formats(self) -> tuple[int, ...]:
+        """What it may be packed as, the best first."""
+        plain = DTYPES[self._dtype]
+        if plain == BFLOAT16 and self._library.takes(self._level, COMPACT_BFLOAT16):
+            return COMPACT_BFLOAT16, plain
+        return (plain,)
 
-    def _place(self, weight: Tensor) -> tuple[int, int, int, int, int]:
-        return (weight.data_ptr(), *self._shape, DTYPES[weight.dtype], self._packed.data_ptr())
-
-    def _product(self) -> Callable[..., None]:
-        """Return what multiplies, of the library."""
-        return self._library.linear
+    def _pack(self, weight: Tensor) -> tuple[int, Tensor]:
+        """Return the format and the panels. Raises ValueError where no format is for its values."""
+        place = (weight.data_ptr(), *self._shape, DTYPES[weight.dtype])
+        for format in self._formats:
+            packed = _PAGES.take(self._library.packed_bytes(*self._shape, format))
+            threads = torch.get_num_threads()
+            if self._library.pack(threads, *place, format, packed.data_ptr()):
+                return format, packed
+        raise ValueError("a weight that is not finite cannot be quantised")
 
 
 def _described(tensor: Tensor) -> str:

@@ -11,23 +11,39 @@ from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
-__all__ = ["BFLOAT16", "FLOAT32", "INT8", "Layer", "Library", "Model", "Step", "Times", "library"]
+__all__ = [
+    "BFLOAT16",
+    "COMPACT_BFLOAT16",
+    "FLOAT32",
+    "INT8",
+    "Layer",
+    "Library",
+    "Model",
+    "PackedMatrix",
+    "Step",
+    "Times",
+    "library",
+]
 
-FLOAT32, BFLOAT16, INT8 = 0, 1, 2  # dtypes, as in level.h
+FLOAT32, BFLOAT16, INT8, COMPACT_BFLOAT16 = range(4)  # dtypes, as in level.h
 
 _ADDRESS, _SIZE, _NUMBER = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 
 
-class Layer(ctypes.Structure):
-    """`CadenzaLayer` of layers.cpp, as are the next three."""
+class PackedMatrix(ctypes.Structure):
+    """`CadenzaWeight` of layers.cpp, where the next four are too."""
 
+    _fields_ = (("panels", _ADDRESS), ("format", _NUMBER))
+
+
+class Layer(ctypes.Structure):
     _fields_ = (
         ("attention_norm", _ADDRESS),
-        ("qkv", _ADDRESS),
-        ("output", _ADDRESS),
+        ("qkv", PackedMatrix),
+        ("output", PackedMatrix),
         ("mlp_norm", _ADDRESS),
-        ("gate_up", _ADDRESS),
-        ("down", _ADDRESS),
+        ("gate_up", PackedMatrix),
+        ("down", PackedMatrix),
         ("qkv_bias", _ADDRESS),
         ("query_norm", _ADDRESS),
         ("key_norm", _ADDRESS),
@@ -39,7 +55,7 @@ class Model(ctypes.Structure):
     _fields_ = (
         ("level", _NUMBER),
         ("dtype", _NUMBER),
-        ("weights", _NUMBER),
+        ("inputs", _NUMBER),
         ("num_layers", _SIZE),
         ("layers", ctypes.POINTER(Layer)),
         ("hidden", _SIZE),
@@ -89,14 +105,13 @@ class Library:
         self._packed_bytes = functions.cadenza_packed_bytes
         self._packed_bytes.argtypes, self._packed_bytes.restype = (_SIZE, _SIZE, _NUMBER), _SIZE
         self._pack = functions.cadenza_pack
-        self._pack.argtypes = (_NUMBER, _ADDRESS, _SIZE, _SIZE, _NUMBER, _ADDRESS)
-        self._pack.restype = None
-        self._pack_int8 = functions.cadenza_pack_int8
-        self._pack_int8.argtypes, self._pack_int8.restype = self._pack.argtypes, _NUMBER
+        self._pack.argtypes = (_NUMBER, _ADDRESS, _SIZE, _SIZE, _NUMBER, _NUMBER, _ADDRESS)
+        self._pack.restype = _NUMBER
+        self._takes = functions.cadenza_takes
+        self._takes.argtypes, self._takes.restype = (_NUMBER, _NUMBER), _NUMBER
         product = (_ADDRESS, _SIZE, _SIZE, _ADDRESS, _SIZE, _NUMBER, _ADDRESS)
-        self._linear, self._int8_linear = functions.cadenza_linear, functions.cadenza_int8_linear
-        for function in (self._linear, self._int8_linear):
-            function.argtypes, function.restype = (*(_NUMBER,) * 3, *product), _NUMBER
+        self._linear = functions.cadenza_linear
+        self._linear.argtypes, self._linear.restype = (*(_NUMBER,) * 4, *product), _NUMBER
         self._layers = functions.cadenza_layers
         self._layers.argtypes = (
             *map(ctypes.POINTER, (Model, Step)),
@@ -113,8 +128,12 @@ class Library:
             names.append(name.decode())
         return tuple(names)
 
-    def packed_bytes(self, out_features: int, in_features: int, dtype: int) -> int:
-        size: int = self._packed_bytes(out_features, in_features, dtype)
+    def takes(self, level: int, format: int) -> bool:
+        """Tell whether a level multiplies weights of a format."""
+        return bool(self._takes(level, format))
+
+    def packed_bytes(self, out_features: int, in_features: int, format: int) -> int:
+        size: int = self._packed_bytes(out_features, in_features, format)
         return size
 
     def pack(
@@ -124,27 +143,21 @@ class Library:
         out_features: int,
         in_features: int,
         dtype: int,
-        packed: int,
-    ) -> None:
-        """Copy the weight [out_features, in_features] at an address to `packed_bytes` elsewhere."""
-        self._pack(threads, weight, out_features, in_features, dtype, packed)
-
-    def pack_int8(
-        self,
-        threads: int,
-        weight: int,
-        out_features: int,
-        in_features: int,
-        dtype: int,
+        format: int,
         packed: int,
     ) -> bool:
-        """Quantise a weight of fp32 or bf16 and copy it likewise; False: a value is not finite."""
-        return not self._pack_int8(threads, weight, out_features, in_features, dtype, packed)
+        """Copy the weight [out_features, in_features] at an address to `packed_bytes` elsewhere.
+
+        format: the dtype; INT8, to which it is quantised; or COMPACT_BFLOAT16, of bf16. False: it
+        has values that are not finite, or that differ too much in size, and cannot be packed so.
+        """
+        return not self._pack(threads, weight, out_features, in_features, dtype, format, packed)
 
     def linear(
         self,
         level: int,
         dtype: int,
+        format: int,
         threads: int,
         x: int,
         rows: int,
@@ -154,28 +167,13 @@ class Library:
         y_dtype: int,
         y: int,
     ) -> None:
-        """Write x times the transposed weight to y, [rows, out_features]. Raises MemoryError."""
-        shape = (x, rows, in_features, packed, out_features)
-        if self._linear(level, dtype, threads, *shape, y_dtype, y):
-            raise MemoryError(f"no memory to pad {rows} rows of {in_features} inputs")
+        """Write x, of `dtype`, times the transposed weight to y, [rows, out_features].
 
-    def int8_linear(
-        self,
-        level: int,
-        dtype: int,
-        threads: int,
-        x: int,
-        rows: int,
-        in_features: int,
-        packed: int,
-        out_features: int,
-        y_dtype: int,
-        y: int,
-    ) -> None:
-        """As `linear`, by what `pack_int8` has packed; x is quantised first."""
+        Raises MemoryError.
+        """
         shape = (x, rows, in_features, packed, out_features)
-        if self._int8_linear(level, dtype, threads, *shape, y_dtype, y):
-            raise MemoryError(f"no memory to quantise {rows} rows of {in_features} inputs")
+        if self._linear(level, dtype, format, threads, *shape, y_dtype, y):
+            raise MemoryError(f"no memory to prepare {rows} rows of {in_features} inputs")
 
     def layers(self, model: Model, step: Step, threads: int, times: Times) -> None:
         """Compute all layers of a step; adds to the times. Raises MemoryError."""

@@ -1,6 +1,8 @@
 // AMX: an instruction multiplies tiles of 16 rows, 32 inputs of bf16 or 64 of int8, and 16 outputs. fp32
 // as in AVX-512.
+#include "compact.h"
 #include "level.h"
+#include "memory.h"
 
 #if defined(__x86_64__)
 
@@ -15,6 +17,7 @@ namespace cadenza {
 namespace {
 
 #include "elementwise.h"
+#include "compact_avx512.h"
 
 constexpr int64_t kTileRows = 16, kTileBytes = 64;  // of x
 
@@ -133,26 +136,76 @@ TARGET void end() {
     _tile_dpbf16ps(sums, x, weights);      \
   }
 
-template <int32_t DTYPE, bool TWO>
-TARGET void multiply(const Tile& t, Waiting& former) {
-  const char *first = t.halves[0], *second = t.halves[1], *x = t.x;
+// Where the halves of a panel lie that was not made compact.
+struct Plain {
+  const char *first, *second;
+  int64_t stride;
+
+  TARGET explicit Plain(const Tile& t) : first(t.halves[0]), second(t.halves[1]), stride(t.stride) {}
+  TARGET explicit Plain(const char* panel)
+      : first(panel), second(panel + kHalfBytes), stride(2 * kHalfBytes) {}
+
+  TARGET void advance() {
+    first += kTileRows * stride;
+    second += kTileRows * stride;
+  }
+};
+
+constexpr int64_t kPlainBytes = 2 * kGroupValues;  // of a group
+constexpr int64_t kKept = 4, kLead = 2;            // groups
+
+// A compact panel that is made plain some groups ahead: what was written a moment ago cannot be
+// loaded into a tile at once. It is made so in `plain`, for the next tile, or where only a few groups are kept.
+class Compact {
+ public:
+  const char *first, *second;
+  static constexpr int64_t stride = 2 * kHalfBytes;
+
+  TARGET Compact(const Tile& t, char* plain)
+      : unpacking_(t.halves[0], t.depth), plain_(plain != nullptr ? plain : kept_),
+        mask_(plain != nullptr ? -1 : kKept - 1) {
+    for (int64_t i = 0; i < kLead; ++i) unpack();
+    at(0);
+  }
+
+  TARGET void advance() {
+    unpack();
+    at(++group_);
+  }
+
+ private:
+  TARGET char* place(int64_t group) { return plain_ + (group & mask_) * kPlainBytes; }
+  TARGET void at(int64_t group) {
+    first = place(group);
+    second = first + kHalfBytes;
+  }
+  TARGET void unpack() { unpacking_.next(place(unpacked_++)); }
+
+  Unpacking unpacking_;
+  char* plain_;
+  int64_t mask_, group_ = 0, unpacked_ = 0;
+  alignas(64) char kept_[kKept * kPlainBytes];
+};
+
+template <int32_t DTYPE, bool TWO, class Panel>
+TARGET void multiply(const Tile& t, Panel& panel, Waiting& former) {
+  const char* x = t.x;
   const int64_t steps = t.depth * size_of(DTYPE) / kTileBytes;
   Ahead ahead(t, steps);
   const int64_t finish_step = (former.rows + steps - 1) / steps;
   for (int64_t step = 0; step < steps; ++step) {
     ahead.fetch();
-    _tile_loadd(6, first, t.stride);
+    _tile_loadd(6, panel.first, panel.stride);
     _tile_loadd(4, x, t.x_stride);
     ADD_PRODUCTS(0, 4, 6);
-    _tile_loadd(7, second, t.stride);
+    _tile_loadd(7, panel.second, panel.stride);
     ADD_PRODUCTS(1, 4, 7);
     if (TWO) {
       _tile_loadd(5, x + kTileRows * t.x_stride, t.x_stride);
       ADD_PRODUCTS(2, 5, 6);
       ADD_PRODUCTS(3, 5, 7);
     }
-    first += kTileRows * t.stride;
-    second += kTileRows * t.stride;
+    panel.advance();
     x += kTileBytes;
     if (former.row < former.rows) former.finish_some(finish_step);
   }
@@ -160,12 +213,61 @@ TARGET void multiply(const Tile& t, Waiting& former) {
 
 #undef ADD_PRODUCTS
 
+// A panel that is made plain once for several tiles.
+class PlainPanel {
+ public:
+  // Before its first tile.
+  void begin(const Tile& t) { values_ = t.is_last ? nullptr : room(t.depth); }
+
+  // Null: each tile makes it plain for itself. So it is for one alone, or where there is no memory.
+  char* values() const { return values_; }
+
+ private:
+  char* room(int64_t depth) {
+    const int64_t bytes = depth * kPanel * 2;
+    if (bytes > bytes_) {
+      bytes_ = 0;
+      memory_.reset();
+      try {
+        memory_ = allocate(bytes);
+        bytes_ = bytes;
+      } catch (const std::bad_alloc&) {
+      }
+    }
+    return memory_.get();
+  }
+
+  Memory memory_;
+  int64_t bytes_ = 0;
+  char* values_ = nullptr;
+};
+
+thread_local PlainPanel plain_panel;
+
+template <bool TWO>
+TARGET void multiply_compact(const Tile& t, Waiting& former) {
+  if (t.is_first) plain_panel.begin(t);
+  char* const plain = plain_panel.values();
+  if (t.is_first || plain == nullptr) {
+    Compact panel(t, plain);
+    multiply<kCompactBfloat16, TWO>(t, panel, former);
+  } else {
+    Plain panel(plain);
+    multiply<kCompactBfloat16, TWO>(t, panel, former);
+  }
+}
+
 template <int32_t DTYPE, bool TWO>
 TARGET void tile_of(const Tile& t) {
   prepare<TileConfig>(t.rows, tile_rows);
   clear<TWO>();
   Waiting& former = waiting;
-  multiply<DTYPE, TWO>(t, former);
+  if constexpr (DTYPE == kCompactBfloat16) {
+    multiply_compact<TWO>(t, former);
+  } else {
+    Plain panel(t);
+    multiply<DTYPE, TWO>(t, panel, former);
+  }
   if (DTYPE != kInt8 && t.finish == Finish::kFloat32 && t.outputs == kPanel) {
     former.rows = 0;
     store<TWO>(t.y, t.y_stride);
@@ -271,7 +373,8 @@ const Level* amx_level() {
       "amx",
       {avx512_level()->kernels[kFloat32],
        {2 * kTileRows, 0, tile<kBfloat16>, end},
-       {2 * kTileRows, 0, tile<kInt8>, end}},
+       {2 * kTileRows, 0, tile<kInt8>, end},
+       {2 * kTileRows, 0, tile<kCompactBfloat16>, end}},
       {{}, {scores, weigh, end_units}},
       kElementwise,
   };

@@ -242,18 +242,25 @@ TARGET inline void finish_gated(const float* sums, int64_t outputs, Value* y) {
 class Ahead {
  public:
   TARGET Ahead(const Tile& t, int64_t steps)
-      : next_(t.ahead), step_(t.ahead == nullptr ? 0 : t.ahead_bytes / steps) {}
+      : next_(t.ahead[0].from), end_(next_ + t.ahead[0].bytes), then_(t.ahead[1]),
+        step_((t.ahead[0].bytes + then_.bytes) / steps) {}
 
   TARGET void fetch() {
-    for (int64_t line = 0; line < step_; line += 64) {
-      __builtin_prefetch(next_ + line, 0, 2);
+    for (int64_t line = 0; line < step_; line += 64, next_ += 64) {
+      if (next_ >= end_) {
+        next_ = then_.from;
+        end_ = next_ + then_.bytes;
+        if (then_.bytes == 0) step_ = 0;
+        then_.bytes = 0;
+      }
+      __builtin_prefetch(next_, 0, 2);
       asm volatile("");  // gcc leaves out a loop that does nothing but fetch
     }
-    next_ += step_;
   }
 
  private:
-  const char* next_;
+  const char *next_, *end_;
+  Fetch then_;
   int64_t step_;
 };
 

@@ -16,15 +16,20 @@ using namespace cadenza;
 
 extern "C" {
 
-// Norms and biases are fp32, weights are packed in the model's dtype or in int8. Null: the layer has
-// none.
+struct CadenzaWeight {
+  const void* panels;
+  int32_t format;  // a dtype of level.h
+};
+
+// Norms and biases are fp32, weights are packed in the model's dtype, compact, or in int8. Null: the
+// layer has none.
 struct CadenzaLayer {
   const float* attention_norm;  // [hidden]
-  const void* qkv;              // [(heads + 2 kv_heads) * head_dim, hidden]
-  const void* output;           // [hidden, heads * head_dim]
+  CadenzaWeight qkv;            // [(heads + 2 kv_heads) * head_dim, hidden]
+  CadenzaWeight output;         // [hidden, heads * head_dim]
   const float* mlp_norm;        // [hidden]
-  const void* gate_up;          // [2 * inner, hidden], 16 gates before their 16 ups
-  const void* down;             // [hidden, inner]
+  CadenzaWeight gate_up;        // [2 * inner, hidden], 16 gates before their 16 ups
+  CadenzaWeight down;           // [hidden, inner]
   const float* qkv_bias;        // [(heads + 2 kv_heads) * head_dim], or null
   const float* query_norm;      // [head_dim], or null, as the next
   const float* key_norm;
@@ -33,7 +38,7 @@ struct CadenzaLayer {
 
 struct CadenzaModel {
   int32_t level, dtype;
-  int32_t weights;  // the dtype, or int8
+  int32_t inputs;  // of products: the dtype, or int8
   int64_t num_layers;
   const CadenzaLayer* layers;
   int64_t hidden, heads, kv_heads, head_dim;
@@ -139,7 +144,7 @@ class Forward {
  public:
   Forward(const CadenzaModel& model, const CadenzaStep& step, int32_t threads, CadenzaTimes& times)
       : m_(model), s_(step), threads_(threads), times_(times), level_(levels()[model.level]),
-        normed_(qkv_rows(), model.hidden, model.weights),
+        normed_(qkv_rows(), model.hidden, model.inputs),
         attended_(step.tokens, model.heads * model.head_dim, model.dtype),
         gated_(step.tokens, model.inner, model.dtype),
         exact_(is_int8() ? step.tokens : 0, model.hidden, kFloat32),
@@ -172,7 +177,7 @@ class Forward {
   }
 
  private:
-  bool is_int8() const { return m_.weights == kInt8; }
+  bool is_int8() const { return m_.inputs == kInt8; }
   // Int8 products of queries, keys and values have a second row of each token, of what the codes of the
   // first leave: there it is that outliers cost most.
   int64_t qkv_rows() const { return (is_int8() ? 2 : 1) * s_.tokens; }
@@ -190,11 +195,11 @@ class Forward {
             m_.kv_heads, m_.head_dim, m_.dtype};
   }
 
-  void multiply(const Rows& x, int64_t rows, int64_t inputs, const void* weight, int64_t outputs,
-                Finish finish, char* y, int64_t y_stride) {
+  void multiply(const Rows& x, int64_t rows, int64_t inputs, const CadenzaWeight& weight,
+                int64_t outputs, Finish finish, char* y, int64_t y_stride) {
     clock_.add_to(times_.rest);
-    Product{&level_->kernels[m_.weights], m_.weights, x.at(0), x.stride(), rows,
-            {static_cast<const char*>(weight), outputs, inputs}, finish, y, y_stride}
+    Product{&level_->kernels[weight.format], weight.format, x.at(0), x.stride(), rows,
+            {static_cast<const char*>(weight.panels), outputs, inputs}, finish, y, y_stride}
         .run(threads_);
     clock_.add_to(times_.products);
   }

@@ -2,7 +2,8 @@
 //
 // A weight lies in panels of 32 outputs, the last one padded with zeros:
 //   fp32 [outputs / 32][inputs][32], bf16 [outputs / 32][inputs / 2][32][2],
-//   int8 [outputs / 32]([inputs / 4][32][4], PanelScales).
+//   int8 [outputs / 32]([inputs / 4][32][4], PanelScales),
+//   bf16 in 12 bits: see compact.h.
 // A tile is a few rows by one or two panels. Whoever computes it takes the inputs in ascending order
 // into one fp32 sum an output, so that a sum depends neither on the tile's shape nor on the thread.
 //
@@ -28,8 +29,8 @@ constexpr int64_t kUnit = 16;        // tokens a unit
 constexpr int64_t kBf16Depth = 32;   // inputs of packed bf16 weights are padded to a multiple
 constexpr int64_t kInt8Depth = 64;   // and those of int8 weights
 
-enum Dtype : int32_t { kFloat32 = 0, kBfloat16 = 1, kInt8 = 2 };  // the last one of products alone
-constexpr int kDtypes = 3;
+enum Dtype : int32_t { kFloat32 = 0, kBfloat16 = 1, kInt8 = 2, kCompactBfloat16 = 3 };
+constexpr int kDtypes = 4;  // the last two of weights alone, whose products take x in int8 and bf16
 
 // What makes values of a panel's int8 sums.
 struct PanelScales {
@@ -52,10 +53,17 @@ inline Finish gated_as(int32_t dtype) {
   return dtype == kBfloat16 ? Finish::kGatedBfloat16 : Finish::kGatedFloat32;
 }
 
+// What is fetched while something else is computed, since it comes from far.
+struct Fetch {
+  const char* from;
+  int64_t bytes;
+};
+
 struct Tile {
   const char* x;       // first row
   int64_t x_stride;    // bytes
-  const char* halves[4];  // of the weight: two, or four where outputs are more than a panel
+  const char* halves[4];  // of the weight: two, or four where outputs are more than a panel; one, the
+                          // panel, where it is compact
   int64_t stride;      // bytes from a half's inputs, 1, 2 or 4 by dtype, to the next ones
   int64_t depth;       // inputs; those of x and of the weight are padded to the level's multiple
   char* y;             // first row and output
@@ -63,8 +71,8 @@ struct Tile {
   int64_t rows;
   int64_t outputs;     // at most 64: no more are written
   Finish finish;
-  const char* ahead;   // what is fetched meanwhile, since it comes from far; null: nothing
-  int64_t ahead_bytes;
+  Fetch ahead[2];      // the first one first
+  bool is_first = true, is_last = true;  // of the tiles with this weight, which a thread computes in turn
 };
 
 using TileFunction = void (*)(const Tile&);
@@ -152,7 +160,7 @@ struct Elementwise {
 
 struct Level {
   const char* name;
-  Kernel kernels[kDtypes];  // by Dtype
+  Kernel kernels[kDtypes];  // by Dtype; that of compact weights may have no tile
   UnitKernel unit_kernels[2];
   Elementwise elementwise;
 };
@@ -170,7 +178,10 @@ constexpr int64_t kTileUnits = kKeyTile / kUnit;
 constexpr float kLog2e = 1.44269504f;
 constexpr int64_t kSumLanes = 16;    // a sum of many values is so many sums, added at the end
 
-inline int64_t size_of(int32_t dtype) { return dtype == kBfloat16 ? 2 : dtype == kInt8 ? 1 : 4; }
+inline bool is_bfloat16(int32_t dtype) { return dtype == kBfloat16 || dtype == kCompactBfloat16; }
+
+// Of a value of x, or of what becomes of it.
+inline int64_t size_of(int32_t dtype) { return is_bfloat16(dtype) ? 2 : dtype == kInt8 ? 1 : 4; }
 
 inline int64_t round_up(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
@@ -178,7 +189,7 @@ inline int64_t round_up(int64_t value, int64_t multiple) {
 
 // Inputs of a packed weight, with the zeros at their end.
 inline int64_t padded_depth(int64_t inputs, int32_t dtype) {
-  return dtype == kBfloat16 ? round_up(inputs, kBf16Depth)
+  return is_bfloat16(dtype) ? round_up(inputs, kBf16Depth)
          : dtype == kInt8   ? round_up(inputs, kInt8Depth)
                             : inputs;
 }

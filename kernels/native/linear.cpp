@@ -4,20 +4,70 @@
 #include "cpu.h"
 #include "exported.h"
 #include "memory.h"
+#include "pool.h"
 #include "product.h"
 
 namespace cadenza {
 namespace {
 
-// x with its inputs padded with zeros to `padded` bytes.
-Memory padded_rows(const char* x, int64_t rows, int64_t bytes, int64_t padded) {
-  Memory copy = allocate(rows * padded);
-  for (int64_t row = 0; row < rows; ++row) {
-    std::memcpy(copy.get() + row * padded, x + row * bytes, static_cast<size_t>(bytes));
-    std::memset(copy.get() + row * padded + bytes, 0, static_cast<size_t>(padded - bytes));
+constexpr int64_t kRowsATask = 16;
+
+// Rows of x as they come, and as an int8 product takes them.
+struct Quantising {
+  const Level* level;
+  int32_t dtype;
+  const char* x;
+  int64_t rows, inputs;
+  char* codes;
+  int64_t stride;
+
+  void run(int32_t threads) const {
+    run_tasks(
+        threads, (rows + kRowsATask - 1) / kRowsATask,
+        [](void* context, int64_t task, int64_t) {
+          static_cast<const Quantising*>(context)->some(task * kRowsATask);
+        },
+        const_cast<Quantising*>(this));
   }
-  return copy;
-}
+
+  void some(int64_t first) const {
+    for (int64_t row = first; row < rows && row < first + kRowsATask; ++row)
+      level->elementwise.quantise(x + row * inputs * size_of(dtype), inputs, dtype,
+                                  codes + row * stride);
+  }
+};
+
+// Rows as a product takes them: those that are given, or a copy.
+class Rows {
+ public:
+  // x: [rows, inputs] of `dtype`. Throws std::bad_alloc.
+  Rows(const Level& level, int32_t dtype, int32_t format, int32_t threads, const char* x, int64_t rows,
+       int64_t inputs)
+      : first_(x), stride_(inputs * size_of(dtype)) {
+    const int64_t bytes = stride_, taken = row_bytes(inputs, format);
+    if (format == kInt8) {
+      stride_ = round_up(taken, 64);
+      copy_ = allocate(rows * stride_);
+      Quantising{&level, dtype, x, rows, inputs, copy_.get(), stride_}.run(threads);
+    } else if (taken != bytes) {
+      stride_ = taken;
+      copy_ = allocate(rows * stride_);
+      for (int64_t row = 0; row < rows; ++row) {
+        std::memcpy(copy_.get() + row * stride_, x + row * bytes, static_cast<size_t>(bytes));
+        std::memset(copy_.get() + row * stride_ + bytes, 0, static_cast<size_t>(stride_ - bytes));
+      }
+    }
+    if (copy_ != nullptr) first_ = copy_.get();
+  }
+
+  const char* first() const { return first_; }
+  int64_t stride() const { return stride_; }
+
+ private:
+  const char* first_;
+  int64_t stride_;  // bytes
+  Memory copy_;
+};
 
 }  // namespace
 }  // namespace cadenza
@@ -36,34 +86,37 @@ EXPORT int64_t cadenza_packed_bytes(int64_t outputs, int64_t inputs, int32_t dty
   return packed_bytes(outputs, inputs, dtype);
 }
 
-// weight: [outputs, inputs] -> packed: cadenza_packed_bytes, the same for all levels.
-EXPORT void cadenza_pack(int32_t threads, const void* weight, int64_t outputs, int64_t inputs,
-                         int32_t dtype, void* packed) {
+// weight: [outputs, inputs] of `dtype` -> packed: cadenza_packed_bytes of `format`, the same for all
+// levels. The format is the dtype, int8, or compact bf16 for bf16. Returns 0, or 1 where a value is not
+// finite, or values do not fit the format.
+EXPORT int32_t cadenza_pack(int32_t threads, const void* weight, int64_t outputs, int64_t inputs,
+                            int32_t dtype, int32_t format, void* packed) {
+  if (format == kInt8) return !pack_int8(threads, weight, outputs, inputs, dtype, packed);
+  if (format == kCompactBfloat16) return !pack_compact(threads, weight, outputs, inputs, packed);
   pack(threads, weight, outputs, inputs, dtype, packed);
+  return 0;
 }
 
-// y [rows, outputs] = x [rows, inputs] times the packed weight, contiguous; all of `dtype`, but y of
-// `y_dtype`. Returns 0, or 1 when there is no memory.
-EXPORT int32_t cadenza_linear(int32_t level, int32_t dtype, int32_t threads, const void* x,
-                              int64_t rows, int64_t inputs, const void* packed, int64_t outputs,
-                              int32_t y_dtype, void* y) {
-  const char* rows_of_x = static_cast<const char*>(x);
-  const int64_t bytes = inputs * size_of(dtype);
-  const int64_t padded_bytes = padded_depth(inputs, dtype) * size_of(dtype);
-  Memory copy;
-  if (padded_bytes != bytes) {
-    try {
-      copy = padded_rows(rows_of_x, rows, bytes, padded_bytes);
-    } catch (const std::bad_alloc&) {
-      return 1;
-    }
-    rows_of_x = copy.get();
+// Whether products of a level take weights of a format.
+EXPORT int32_t cadenza_takes(int32_t level, int32_t format) {
+  return levels()[level]->kernels[format].tile != nullptr;
+}
+
+// y [rows, outputs] of `y_dtype` = x [rows, inputs] of `dtype` times the weight, packed in a format that
+// the level takes; contiguous. Returns 0, or 1 when there is no memory.
+EXPORT int32_t cadenza_linear(int32_t level, int32_t dtype, int32_t format, int32_t threads,
+                              const void* x, int64_t rows, int64_t inputs, const void* packed,
+                              int64_t outputs, int32_t y_dtype, void* y) {
+  const Level& chosen = *levels()[level];
+  try {
+    const Rows taken(chosen, dtype, format, threads, static_cast<const char*>(x), rows, inputs);
+    Product{&chosen.kernels[format], format, taken.first(), taken.stride(), rows,
+            {static_cast<const char*>(packed), outputs, inputs}, stored_as(y_dtype),
+            static_cast<char*>(y), outputs * size_of(y_dtype)}
+        .run(threads);
+  } catch (const std::bad_alloc&) {
+    return 1;
   }
-  const Packed weight{static_cast<const char*>(packed), outputs, inputs};
-  const Product product{&levels()[level]->kernels[dtype], dtype, rows_of_x, padded_bytes, rows,
-                        weight, stored_as(y_dtype), static_cast<char*>(y),
-                        outputs * size_of(y_dtype)};
-  product.run(threads);
   return 0;
 }
 

@@ -2,13 +2,13 @@
 #include "product.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "pool.h"
 
 namespace cadenza {
 namespace {
 
+constexpr int64_t kNear = 16 << 10;  // bytes
 constexpr int64_t kTaskRows = 256;  // most rows of a task: several tiles use a cached panel
 
 int64_t written_bytes(Finish finish, int64_t outputs) {
@@ -30,6 +30,27 @@ int64_t tile_width(const Kernel& kernel, int64_t rows) {
       kernel.wide_rows && (rows <= kernel.wide_rows || rows > kernel.narrow_rows);
   return is_wide ? 2 * kPanel : kPanel;
 }
+
+// What comes while tiles of one task are computed. One alone reads faster than it computes: what it
+// needs itself is fetched not far before. Of several, the first needs most of the time that others take.
+struct Coming {
+  const char *own, *other;  // panels; null: there is none
+  int64_t bytes, tiles;
+
+  int64_t near() const { return std::min(kNear, bytes); }
+
+  // Of its own panel.
+  Fetch rest() const {
+    return tiles == 1 ? Fetch{own + near(), bytes - near()} : Fetch{nullptr, 0};
+  }
+
+  // Of the other one.
+  Fetch next(int64_t tile) const {
+    if (other == nullptr) return {nullptr, 0};
+    if (tiles == 1) return {other, near()};
+    return {other + tile * (bytes / tiles), bytes / tiles};
+  }
+};
 
 // A task is some rows and one tile's outputs, and the rows of an output come one after another.
 struct Tasks {
@@ -54,51 +75,7 @@ struct Tasks {
   int64_t output(int64_t task) const { return task / row_tasks * width; }
 };
 
-template <class Value>
-struct Packing {
-  const Value* weight;
-  int64_t outputs, inputs, depth;
-  int64_t step;  // inputs side by side
-  Value* packed;
-
-  void run(int64_t panel) const {
-    Value* to = packed + panel * kPanel * depth;
-    std::memset(to, 0, static_cast<size_t>(kPanel * depth) * sizeof(Value));
-    const int64_t count = std::min(kPanel, outputs - panel * kPanel);
-    for (int64_t output = 0; output < count; ++output) {
-      const Value* from = weight + (panel * kPanel + output) * inputs;
-      for (int64_t input = 0; input < inputs; ++input)
-        to[(input / step * kPanel + output) * step + input % step] = from[input];
-    }
-  }
-};
-
-template <class Value>
-void pack_as(int32_t threads, const Packing<Value>& packing) {
-  run_tasks(
-      threads, (packing.outputs + kPanel - 1) / kPanel,
-      [](void* context, int64_t panel, int64_t) {
-        static_cast<const Packing<Value>*>(context)->run(panel);
-      },
-      const_cast<Packing<Value>*>(&packing));
-}
-
 }  // namespace
-
-int64_t packed_bytes(int64_t outputs, int64_t inputs, int32_t dtype) {
-  return (outputs + kPanel - 1) / kPanel * panel_bytes(inputs, dtype);
-}
-
-void pack(int32_t threads, const void* weight, int64_t outputs, int64_t inputs, int32_t dtype,
-          void* packed) {
-  const int64_t depth = padded_depth(inputs, dtype);
-  if (dtype == kBfloat16)
-    pack_as<uint16_t>(threads, {static_cast<const uint16_t*>(weight), outputs, inputs, depth, 2,
-                                static_cast<uint16_t*>(packed)});
-  else
-    pack_as<float>(threads, {static_cast<const float*>(weight), outputs, inputs, depth, 1,
-                             static_cast<float*>(packed)});
-}
 
 void Product::run(int32_t threads) const {
   if (rows == 0 || weight.outputs == 0) return;
@@ -119,8 +96,8 @@ void Product::compute(int64_t first_row, int64_t last_row, int64_t output,
   // tiles of about equal height: a last one of a row would read the panel for little
   const int64_t count = last_row - first_row;
   const int64_t tiles = (count + tile_rows - 1) / tile_rows;
-  const int64_t ahead_bytes = panel_bytes * (width / kPanel) / tiles;
   const char* from = panel(output);
+  const Coming coming{from, ahead, panel_bytes * (width / kPanel), tiles};
   for (int64_t i = 0; i < tiles; ++i) {
     const int64_t row = first_row + count * i / tiles;
     const int64_t height = first_row + count * (i + 1) / tiles - row;
@@ -135,8 +112,9 @@ void Product::compute(int64_t first_row, int64_t last_row, int64_t output,
                   height,
                   std::min(width, weight.outputs - output),
                   finish,
-                  ahead == nullptr ? nullptr : ahead + i * ahead_bytes,
-                  ahead_bytes});
+                  {coming.rest(), coming.next(i)},
+                  i == 0,
+                  i + 1 == tiles});
   }
 }
 

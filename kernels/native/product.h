@@ -1,16 +1,18 @@
 // Products over a packed weight.
 #pragma once
 
+#include "compact.h"
 #include "level.h"
 
 namespace cadenza {
 
 inline int64_t panel_bytes(int64_t inputs, int32_t dtype) {
+  if (dtype == kCompactBfloat16) return CompactPanel(padded_depth(inputs, dtype)).bytes();
   const int64_t scales = dtype == kInt8 ? sizeof(PanelScales) : 0;
   return padded_depth(inputs, dtype) * kPanel * size_of(dtype) + scales;
 }
 
-// A weight that was packed by `pack` or `pack_int8`.
+// A weight that was packed.
 struct Packed {
   const char* panels;
   int64_t outputs;
@@ -21,13 +23,15 @@ struct Packed {
 
 int64_t packed_bytes(int64_t outputs, int64_t inputs, int32_t dtype);
 
-// weight: [outputs, inputs] -> packed: `packed_bytes`, the same for all levels.
+// weight: [outputs, inputs] of fp32 or bf16 -> packed: `packed_bytes`, the same for all levels.
 void pack(int32_t threads, const void* weight, int64_t outputs, int64_t inputs, int32_t dtype, void* packed);
 
-// Quantises a weight [outputs, inputs] of fp32 or bf16, an output's largest value to the code 127, and
-// packs it. False where a value is not finite.
+// Quantises it first, an output's largest value to the code 127. False where a value is not finite.
 bool pack_int8(int32_t threads, const void* weight, int64_t outputs, int64_t inputs, int32_t dtype,
                void* packed);
+
+// Packs a weight of bf16 in 12 bits a value. False where values differ too much in size for that.
+bool pack_compact(int32_t threads, const void* weight, int64_t outputs, int64_t inputs, void* packed);
 
 // Rows times a weight. Those of x have `padded_depth` inputs of the dtype, zeros at the end; of int8
 // whatever is there, and then their scale.

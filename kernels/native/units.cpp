@@ -23,7 +23,7 @@ void scores_by_tiles(const Kernel& kernel, int32_t dtype, const Scores& s) {
       float* y = s.scores + row * kKeyTile + unit * kUnit;
       kernel.tile({s.queries + row * stride, stride, {first, second}, kHalfBytes, s.dims,
                    reinterpret_cast<char*>(y), kRowBytes, count, is_last ? kUnit : 2 * kUnit,
-                   Finish::kFloat32, nullptr, 0});
+                   Finish::kFloat32, {}});
     }
   });
 }
@@ -37,8 +37,7 @@ void weigh_by_tiles(const Kernel& kernel, int32_t dtype, const Weighing& w) {
         const char* half = w.units[unit] + dim / kHalf * kHalfBytes;
         float* y = w.attended + row * w.dims + dim;
         kernel.tile({x, kKeyTile * size, {half, half + kHalfBytes}, 4 * w.dims, kUnit,
-                     reinterpret_cast<char*>(y), y_stride, count, kPanel, Finish::kAdd, nullptr,
-                     0});
+                     reinterpret_cast<char*>(y), y_stride, count, kPanel, Finish::kAdd, {}});
       }
     }
   });
