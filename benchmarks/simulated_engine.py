@@ -1,11 +1,14 @@
 """What the simulator says beforehand of the engine, with the demo model, and what the engine does.
 
-In each round the engine computes a calibration load, of other lengths, rates and seed than those
-that are judged, and a machine is fitted to the first steps of it; then loads are served under each
-profile, one after the other, and each is simulated with that machine. So a slower quarter of an
-hour is one for both sides. Judged are medians over the rounds, and whether the profiles stand in
-the same order by p99 TTFT and by goodput, wherever the engine has one from round to round. One
-profile more reserves nothing, so that it preempts.
+In each round and before each load, the engine computes another load, of other lengths, rate and
+seed, and a machine is fitted to the first steps of it; then the load is served under its profiles,
+one after the other, and each is simulated with that machine. So a slower minute is one for both
+sides. Judged are medians over the rounds, and whether the profiles stand in the same order by p99
+TTFT and by goodput, wherever the engine has one from round to round.
+
+Tenants of unequal size share eight long beginnings, of which the cache holds some: there profiles
+have something to differ in. Another load has few blocks and a profile that reserves none of them,
+so that it preempts.
 
 The engine is scheduler and model in this process, on the machine's clock, driven by the loop that
 drives the simulation: what the service adds around them, which is the same under any policy, is not
@@ -19,6 +22,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
 from statistics import median
@@ -53,6 +57,7 @@ PROFILES = {
     "unreserved": PolicyOptions(scheduling_policy="fcfs", policy=("reserve=none",)),
 }
 COMPARED = ("fcfs", "prefix-aware", "fair-share")
+PREEMPTING = ("unreserved",)
 CALIBRATION_STEPS = 200
 TARGETS = Targets(ttft_s=2.0, tpot_s=0.1)
 # What is judged, where a summary has it, and by how much it may be off
@@ -65,8 +70,20 @@ JUDGED = {
 RANKED = {"p99 TTFT": ("ttft_s", "p99"), "goodput": ("goodput_per_s",)}
 TIE = 0.05  # profiles that are closer in the engine have no order there, nor where rounds disagree
 
-CALIBRATION = Shape(requests=60, rate=4, prompt=150, output=25, tail=1.0, prefixes=3, prefix=96)
-LOAD = Shape(requests=80, prompt=100, output=60, tail=0.8, prefixes=6, prefix=192, tenants=4)
+# As many rows at a time as loads have: a fit is worth little beyond what it has seen
+CALIBRATION = Shape(requests=60, rate=8, prompt=80, output=50, tail=1.0, prefixes=3, prefix=96)
+LOAD = Shape(
+    requests=80, prompt=100, output=40, tail=0.8, prefixes=8, prefix=256, tenants=4, skew=2.0
+)
+TIGHT = Shape(requests=50, rate=3, prompt=40, output=120, tail=0.5)
+TIGHT_BLOCKS = 96
+
+
+class Load(NamedTuple):
+    name: str
+    trace: Trace
+    profiles: Sequence[str]
+    num_blocks: int | None = None
 
 
 class RealEngine:
@@ -124,49 +141,58 @@ class Bench:
         print(f"calibrated: {found.machine.source}, {found.num_strays} strays")
         return found.machine
 
-    def served(self, profile: str, trace: Trace) -> dict[str, Any]:
-        return summary(self.run(profile, trace, RealEngine(self.runner, self.facts)), TARGETS)
+    def served(self, profile: str, load: Load) -> dict[str, Any]:
+        engine = RealEngine(self.runner, self.facts)
+        return summary(self.run(profile, load.trace, engine, load.num_blocks), TARGETS)
 
-    def simulated(self, profile: str, trace: Trace, machine: Machine) -> dict[str, Any]:
+    def simulated(self, profile: str, load: Load, machine: Machine) -> dict[str, Any]:
         engine = VirtualEngine(machine, self.limits.block_size)
-        return summary(self.run(profile, trace, engine), TARGETS)
+        return summary(self.run(profile, load.trace, engine, load.num_blocks), TARGETS)
 
-    def run(self, profile: str, trace: Trace, engine: Engine) -> Run:
-        configured = configure(PROFILES[profile])
-        return Simulation(
-            profile, trace, self.limits, configured.profile, engine, max_tokens=256
-        ).run()
+    def run(self, profile: str, trace: Trace, engine: Engine, num_blocks: int | None = None) -> Run:
+        """num_blocks: at most those that the cache has; None: all."""
+        configured, limits = configure(PROFILES[profile]), self.limits
+        if num_blocks is not None:
+            longest = min(limits.max_model_len, num_blocks * limits.block_size)
+            limits = replace(limits, num_blocks=num_blocks, max_model_len=longest)
+        return Simulation(profile, trace, limits, configured.profile, engine, max_tokens=256).run()
 
 
 class Judged(NamedTuple):
     """One load: what was served and simulated of each profile, round by round."""
 
-    load: Shape
+    load: Load
     served: dict[str, list[dict[str, Any]]]
     simulated: dict[str, list[dict[str, Any]]]
 
     @classmethod
-    def of(cls, load: Shape) -> Judged:
-        return cls(load, {name: [] for name in PROFILES}, {name: [] for name in PROFILES})
+    def of(cls, load: Load) -> Judged:
+        return cls(load, {name: [] for name in load.profiles}, {name: [] for name in load.profiles})
 
     def serve(self, bench: Bench, machine: Machine) -> None:
-        trace = synthetic(self.load, seed=1)
-        for profile in PROFILES:
-            self.served[profile].append(bench.served(profile, trace))
-            self.simulated[profile].append(bench.simulated(profile, trace, machine))
+        for profile in self.load.profiles:
+            self.served[profile].append(bench.served(profile, self.load))
+            self.simulated[profile].append(bench.simulated(profile, self.load, machine))
 
     def tell(self) -> None:
-        print(f"\n{self.load.rate:g} requests a second, medians")
-        for profile in PROFILES:
+        print(f"\n{self.load.name}, medians")
+        for profile in self.load.profiles:
             served, simulated = self.served[profile], self.simulated[profile]
             for name, (path, most) in JUDGED.items():
                 tell(profile, name, middle(served, path), middle(simulated, path), most)
             queued = middle(served, ("queued_share",))
             print(f"{profile:13} time with a queue {queued:.0%}")
+        if self.load.profiles == COMPARED:
+            self._rank()
+
+    def figures(self) -> dict[str, Any]:
+        return {"load": self.load.name, "served": self.served, "simulated": self.simulated}
+
+    def _rank(self) -> None:
         for name, path in RANKED.items():
             real, ours = (
-                {profile: [at(each, path) for each in sides[profile]] for profile in COMPARED}
-                for sides in (self.served, self.simulated)
+                {profile: [at(each, path) for each in rounds] for profile, rounds in side.items()}
+                for side in (self.served, self.simulated)
             )
             print(f"by {name}: {ranking(real)}; simulated {ranking(ours)}: {agreement(real, ours)}")
 
@@ -211,11 +237,22 @@ def _is_clear(lower: list[float], upper: list[float]) -> bool:
     return is_apart and num_so >= 0.8 * len(lower)
 
 
+def loads_of(options: argparse.Namespace) -> list[Load]:
+    shapes = {rate: LOAD._replace(rate=rate, requests=options.requests) for rate in options.rates}
+    return [
+        *(
+            Load(f"{rate:g} requests a second", synthetic(shape, seed=1), COMPARED)
+            for rate, shape in shapes.items()
+        ),
+        Load(f"{TIGHT_BLOCKS} blocks", synthetic(TIGHT, seed=2), PREEMPTING, TIGHT_BLOCKS),
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rates", type=float, nargs="+", default=[2.0, 5.0])
+    parser.add_argument("--rates", type=float, nargs="+", default=[3.0, 5.0])
     parser.add_argument("--requests", type=int, default=LOAD.requests)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--blocks", type=int, default=192)
@@ -224,15 +261,12 @@ def main() -> None:
     options = parser.parse_args()
     print(heading())
     bench = Bench(options.blocks, options.threads)
-    loads = [
-        Judged.of(LOAD._replace(rate=rate, requests=options.requests)) for rate in options.rates
-    ]
+    loads = [Judged.of(load) for load in loads_of(options)]
     for number in range(1, options.rounds + 1):
-        machine = bench.calibrated()
         for load in loads:
-            load.serve(bench, machine)
+            load.serve(bench, bench.calibrated())
         if options.json:
-            options.json.write_text(json.dumps([load._asdict() for load in loads]))
+            options.json.write_text(json.dumps([load.figures() for load in loads]))
         print(f"\n{number} of {options.rounds} rounds")
         for load in loads:
             load.tell()
