@@ -252,7 +252,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rates", type=float, nargs="+", default=[3.0, 5.0])
+    parser.add_argument("--rates", type=float, nargs="+", default=[3.0, 4.0])
     parser.add_argument("--requests", type=int, default=LOAD.requests)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--blocks", type=int, default=192)
