@@ -25,6 +25,7 @@ from cadenza.service.tap import Tap
 from cadenza.service.token_logprobs import PromptLogprobs
 from cadenza.service.token_texts import TokenTexts
 from cadenza.service.tokenizer import Tokenizer
+from cadenza.service.turns import Turns
 from cadenza.wire.messages import PromptScores, Submit
 
 # gRPC sends a timeout rounded up by at most 1% of it, while its client goes by the true one and
@@ -56,6 +57,7 @@ class Generation:
         timer: RequestTimer,
         places: Places,
         queue_position: int,
+        turns: Turns,
         on_closed: Callable[[Generation], None],
     ) -> None:
         """`Generator.submit` makes them.
@@ -63,6 +65,7 @@ class Generation:
         `deadline_s` is monotonic; from just before it on, a cancel is counted as its passing.
         `places` are left one by one as choices get their first seats, and all at the end;
         `queue_position` is how many of others were taken when the generation came.
+        `turns` wake its reader.
         `on_closed` is called when the generation is open no more, perhaps several times.
         """
         self.id = id
@@ -76,6 +79,7 @@ class Generation:
         self._work = work
         self._timer = timer
         self._places = places
+        self._turns = turns
         self._on_closed = on_closed
         self._choices: list[Choice] = []
         self._unseated: set[Choice] = set()
@@ -249,7 +253,7 @@ class Generation:
     def _wake(self) -> None:
         self._let_reader_wait(waits=False)
         if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+            self._turns.wake(self._waiter)
 
     def _end(self, reason: str) -> None:
         if self._ended:

@@ -32,6 +32,7 @@ from cadenza.service.resumption import Resumption
 from cadenza.service.timelines import RequestStatus, Subject, Timeline, Timelines
 from cadenza.service.tokenizer import Tokenizer
 from cadenza.service.tracing import Tracer
+from cadenza.service.turns import Turns
 from cadenza.service.validation import CheckedRequest, check, check_all
 from cadenza.wire.messages import Ready
 
@@ -79,6 +80,7 @@ class Generator:
         engine.watch_decisions(self.metrics.count_decisions)
         engine.watch_counters(self.metrics.count_step)
         self._encoder = Encoder(tokenizer)
+        self._turns = Turns()
         self._tracer = tracer
         self._recorder = recorder
 
@@ -340,6 +342,7 @@ class Generator:
             timer=job.timer,
             places=job.places,
             queue_position=position,
+            turns=self._turns,
             on_closed=self._close,
         )
         job.timer.launched(
