@@ -12,6 +12,7 @@ from typing import Any
 import structlog
 
 from cadenza.policies.hook_guard import HookGuard, SignalGuard
+from cadenza.service.ended import all_ended
 from cadenza.service.engine_client import EngineClient
 from cadenza.service.engine_process import EngineProcess
 from cadenza.service.errors import EngineUnavailable
@@ -106,11 +107,10 @@ class Front:
                 task.cancel()
             # Closing the engine first ends what is left with an error event, not a cut connection.
             engine.close()
-            ended = await asyncio.gather(*tasks, servers.stop(), return_exceptions=True)
-            await servers.close()
-            for outcome in ended:
-                if isinstance(outcome, Exception):
-                    raise outcome
+            try:
+                await all_ended(*tasks, servers.stop())
+            finally:
+                await servers.close()
 
     def _start_another(self) -> EngineProcess:
         self._process.end()

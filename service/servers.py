@@ -9,6 +9,7 @@ import structlog
 
 from cadenza.policies.hook_guard import HookGuard
 from cadenza.service.admin import Admin, AdminAccess
+from cadenza.service.ended import all_ended
 from cadenza.service.engine_client import EngineClient
 from cadenza.service.front_config import Addresses, FrontConfig
 from cadenza.service.front_policies import FrontPolicies
@@ -108,10 +109,7 @@ class Servers:
         Raises what ended either server, if that was not this.
         """
         self._http.stop()
-        ended = await asyncio.gather(self.serving, self.grpc.stop(_FLUSH_S), return_exceptions=True)
-        for outcome in ended:
-            if isinstance(outcome, Exception):
-                raise outcome
+        await all_ended(self.serving, self.grpc.stop(_FLUSH_S))
 
     async def close(self) -> None:
         """Let go of whatever is not a server."""
