@@ -11,10 +11,11 @@ layers:
 p are the weights of all layers, h those of the head, w the bytes of both; a the operations for a
 query and a key in all layers, 4 x layers x heads x head_dim; k the bytes of a token in the KV
 cache, 2 x layers x kv_heads x head_dim x 2. All of it is in the model's config.json. In bf16 G is
-F and a weight has two bytes; with int8 products G is their rate, and a weight of a layer has one
-byte. Norms, rotations, sampling and what is not the model cost nothing. Each weight is read once a
-step: what of them is in the processor's caches already is not counted, except that the bytes are
-read from a buffer of the weights' size, which may be there likewise.
+F and a weight has two bytes, or those that our kernels pack it in; with int8 products G is their
+rate, and a weight of a layer has one byte. Norms, rotations, sampling and what is not the model
+cost nothing. Each weight is read once a step: what of them is in the processor's caches already is
+not counted, except that the bytes are read from a buffer of the weights' size, which may be there
+likewise.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,6 +33,8 @@ from serving_load import Load
 
 from cadenza.kernels.int8_linear import pack_int8
 from cadenza.kernels.linear import linear, pack
+from cadenza.kernels.linear.native import PackedWeight
+from cadenza.kernels.native import library
 
 _REPEATS = 5
 _ROWS, _INNER = 1024, 2048  # of the product that is timed
@@ -78,8 +82,10 @@ class ModelSize:
 
 def limit(load: Load, size: ModelSize, pace: Pace, *, int8: bool) -> float:
     """Return output tokens a second at most."""
-    layer_bytes, layer_operations = (1, pace.int8_operations) if int8 else (2, pace.operations)
-    weights_s = (layer_bytes * size.layers + 2 * size.head) / pace.bytes
+    head_bytes = bfloat16_bytes()
+    layer_bytes = 1 if int8 else head_bytes
+    layer_operations = pace.int8_operations if int8 else pace.operations
+    weights_s = (layer_bytes * size.layers + head_bytes * size.head) / pace.bytes
     head, streams = 2 * size.head, load.streams
     token_s = 2 * size.layers / layer_operations
     pairs = size.pair * load.input * (load.input + 1) / 2
@@ -90,6 +96,17 @@ def limit(load: Load, size: ModelSize, pace: Pace, *, int8: bool) -> float:
         read_s = weights_s + streams * size.kv_bytes * context / pace.bytes
         took_s += max(streams * computed_s, read_s)
     return streams * load.output / took_s
+
+
+@cache
+def bfloat16_bytes() -> float:
+    """Bytes of a weight of bf16, as our kernels pack one whose values lie close together."""
+    weight = pack(torch.ones(_ROWS, _INNER, dtype=torch.bfloat16))
+    if not isinstance(weight, PackedWeight):
+        return torch.bfloat16.itemsize
+    found = library()
+    assert found is not None
+    return found.packed_bytes(_ROWS, _INNER, weight.format) / (_ROWS * _INNER)
 
 
 def measure(size: ModelSize) -> Pace:
