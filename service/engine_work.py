@@ -178,7 +178,7 @@ class EngineWork:
     def _send_waiting(self, *, is_idle: bool) -> None:
         """Rows that the engine does not have; while there are suspects, one of them at most."""
         if self._suspects.are_tried:
-            if each := self._suspects.next(is_idle=is_idle):
+            if each := self._suspects.next(is_idle=is_idle, knows_ends=not self._ends):
                 if each.place is None:
                     self._send(each)
                 return

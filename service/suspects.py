@@ -54,14 +54,18 @@ class Suspects:
         self._waiting.extend(each for each in suspects if each not in self._waiting)
         return None
 
-    def next(self, *, is_idle: bool) -> Submission | None:
+    def next(self, *, is_idle: bool, knows_ends: bool) -> Submission | None:
         """Whom to send to the engine now; None: nobody, as one is being tried or nobody is left.
 
-        `is_idle`: the engine waits for something else than its own work.
+        `is_idle`: the engine waits for something else than its own work; `knows_ends`: it has
+        handled all that ended rows, and is at work at none of them. Whom a client has left while it
+        was tried may be what the engine is about to die of.
         """
         if self._tried is not None:
             is_past = self._tried.num_tokens >= self._tried.progress_at_death + _PAST
             if self._tried.branches and not is_past and not is_idle:
+                return None
+            if not self._tried.branches and not knows_ends:
                 return None
             self._tried.strikes = 0
             self._tried = None

@@ -33,16 +33,19 @@ sys.exit(pytest.main(arguments))
 
 Proof = subprocess.CompletedProcess[str]
 
+# As it was, since pytest changes it while threads start processes
+_ENVIRONMENT = dict(os.environ)
+
 
 def prove(copy: Path, *options: str) -> Proof:
     """Run the fast proof on a copy of the packages."""
-    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    paths = [path for path in _ENVIRONMENT.get("PYTHONPATH", "").split(os.pathsep) if path]
     return subprocess.run(
         [sys.executable, "-P", "-c", PROVE, str(copy), " ".join(PACKAGES), *options, *FAST_PROOF],
         cwd=ROOT,
         # Without what takes longer than to find most faults: other plugins, rewritten assertions
         env={
-            **os.environ,
+            **_ENVIRONMENT,
             "PYTHONPATH": os.pathsep.join([str(copy), *paths]),
             "PYTEST_ADDOPTS": "-p pytest_timeout -p no:cacheprovider --assert=plain",
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
