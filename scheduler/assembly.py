@@ -6,7 +6,8 @@ import numpy as np
 
 from cadenza.scheduler.columns import where
 from cadenza.scheduler.plan import Int64Array, Seated, StepPlan
-from cadenza.scheduler.planning import Counts, PlanBuilder
+from cadenza.scheduler.planning import PlanBuilder
+from cadenza.scheduler.prefills import Counts
 from cadenza.scheduler.table import RequestTable, Rows
 
 

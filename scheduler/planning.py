@@ -1,4 +1,4 @@
-"""One step's budget while it is being spent, and how prefills share it."""
+"""One step's budget while it is being spent."""
 
 from __future__ import annotations
 
@@ -7,33 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from cadenza.scheduler.columns import IntColumn
 from cadenza.scheduler.plan import NO_COPIES, Copies
+from cadenza.scheduler.prefills import Counts, Prefills
 from cadenza.scheduler.table import Rows
-
-Counts = npt.NDArray[np.int64]
-
-
-def fair_shares(wanted: Counts, budget: int) -> Counts:
-    """Split `budget` tokens so that nobody gets more than wanted and nobody could get more fairly.
-
-    Max-min fairness by water-filling: who wants less than an equal share gets all of it, the rest
-    share what is left. What does not divide goes to the first in order.
-    """
-    if wanted.sum() <= budget:
-        return wanted.copy()
-    shares = np.zeros_like(wanted)
-    left = budget
-    order = np.argsort(wanted, kind="stable")
-    for rank, index in enumerate(order):
-        equal = left // (len(order) - rank)
-        if wanted[index] > equal:
-            rest = np.sort(order[rank:])
-            shares[rest] = equal
-            shares[rest[: left - equal * len(rest)]] += 1
-            break
-        shares[index] = wanted[index]
-        left -= int(wanted[index])
-    return shares
 
 
 class CopyList:
@@ -61,10 +38,10 @@ class PlanBuilder:
     """Collects the rows and copies of one step and keeps count of its token budget.
 
     Decoding rows take one token each. Prefilling rows share what is left when the plan is
-    assembled, so that rows admitted late in the step share on equal terms. Each is promised a
-    block's worth of tokens, or all it wants if that is less; those that want more may take half of
-    what is left by such promises, so that short prompts find room beside any number of long ones.
-    A row never wants more than `prefill_chunk` tokens of the step.
+    assembled, on equal terms with rows admitted late in the step. A row enters while a block's
+    worth of tokens, or all it wants if that is less, would be left for each; those that want more
+    count for half of the tokens at most, so that short prompts enter beside any number of long
+    ones. A row never wants more than `prefill_chunk` tokens of the step.
     """
 
     def __init__(
@@ -88,7 +65,7 @@ class PlanBuilder:
         self.decodes: Rows = np.empty(0, dtype=np.intp)
         self._block_size = block_size
         self._chunk = prefill_chunk or token_budget
-        self._wanted: dict[int, int] = {}  # prefilling row -> tokens it has to compute, of a chunk
+        self._remaining: dict[int, int] = {}  # prefilling row -> tokens it has to compute
         self._unpromised = token_budget  # of what decodes leave
         self._promised_to_long = 0
 
@@ -99,7 +76,7 @@ class PlanBuilder:
 
     @property
     def is_empty(self) -> bool:
-        return not (len(self.decodes) or self._wanted)
+        return not (len(self.decodes) or self._remaining)
 
     @property
     def is_full(self) -> bool:
@@ -148,7 +125,7 @@ class PlanBuilder:
     ) -> None:
         """Place rows of one choice each that have just got their seats."""
         counts, size = self._in_chunks(remaining), self._block_size
-        self._wanted.update(zip(rows, counts, strict=True))
+        self._remaining.update(zip(rows, remaining, strict=True))
         self._unpromised -= sum([count if count < size else size for count in counts])
         self._promised_to_long += size * sum([count > size for count in counts])
         self.seated += rows
@@ -157,8 +134,8 @@ class PlanBuilder:
 
     def withdraw(self, row: int) -> None:
         """Take a row out again, and give its tokens back, if it was placed."""
-        if row in self._wanted:
-            self._promise(self._wanted.pop(row), -1)
+        if row in self._remaining:
+            self._promise(self._remaining.pop(row), -1)
         else:
             self._unpromised += len(self.decodes)
             self.decodes = self.decodes[self.decodes != row]
@@ -170,24 +147,31 @@ class PlanBuilder:
         return [count if count < chunk else chunk for count in remaining]
 
     def _place(self, row: int, remaining: int) -> None:
-        self._wanted[row] = remaining = min(remaining, self._chunk)
+        self._remaining[row] = remaining
         self._promise(remaining, 1)
 
     def _promise(self, remaining: int, sign: int) -> None:
-        size = self._block_size
+        size, remaining = self._block_size, min(remaining, self._chunk)
         self._unpromised -= sign * min(remaining, size)
         if remaining > size:
             self._promised_to_long += sign * size
 
-    def rows_and_counts(self) -> tuple[Rows, Counts]:
+    def rows_and_counts(self, prefills: Prefills, admission: IntColumn) -> tuple[Rows, Counts]:
         """Placed rows, decodes first, and the tokens each computes; at least one each.
 
-        Prefills that get none, as a policy may have left them too few, are not in the step.
+        Args:
+            prefills: says what each prompt gets; one whose turn comes later is not in the step.
+            admission: by row.
         """
-        prefills = np.fromiter(self._wanted, dtype=np.intp, count=len(self._wanted))
-        wanted = np.fromiter(self._wanted.values(), dtype=np.int64, count=len(self._wanted))
-        shares = fair_shares(wanted, max(0, self.tokens_left))
-        if self.tokens_left < len(prefills):
-            prefills, shares = prefills[shares > 0], shares[shares > 0]
-        ones = np.ones(len(self.decodes), dtype=np.int64)
-        return np.concatenate((self.decodes, prefills)), np.concatenate((ones, shares))
+        counts = np.ones(len(self.decodes), dtype=np.int64)
+        if not self._remaining:
+            return self.decodes, counts
+        rows = np.fromiter(self._remaining, dtype=np.intp, count=len(self._remaining))
+        remaining = np.fromiter(self._remaining.values(), dtype=np.int64, count=len(rows))
+        left = max(0, self.tokens_left)
+        shares = prefills.split(admission[rows], remaining, left, self._chunk)
+        in_step = shares > 0
+        return (
+            np.concatenate((self.decodes, rows[in_step])),
+            np.concatenate((counts, shares[in_step])),
+        )

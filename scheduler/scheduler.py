@@ -22,6 +22,7 @@ from cadenza.scheduler.decisions import Arrived, Decision, RefusedArrival, Stall
 from cadenza.scheduler.plan import StepOutcome, StepPlan
 from cadenza.scheduler.planning import PlanBuilder
 from cadenza.scheduler.preemption import Preemption
+from cadenza.scheduler.prefills import Prefills
 from cadenza.scheduler.reaping import Departure, Ended, Reaper
 from cadenza.scheduler.report import Statistics, StepReport, StepResult
 from cadenza.scheduler.request import Arrival, Refused
@@ -46,6 +47,7 @@ class Scheduler:
         self._reaper = Reaper(self._stores)
         self._preemption = Preemption(self._stores)
         self._admission = Admission(self._stores, self._preemption)
+        self._prefills = Prefills()
         self._leaving: list[Departure] = []  # for the next reap
         self._forced: list[tuple[int, bool]] = []  # to preempt in the next step; True: swap
         self._planned: tuple[StepPlan, Rows] | None = None
@@ -261,7 +263,7 @@ class Scheduler:
 
     def _assemble(self, plan: PlanBuilder, ended: Ended) -> StepResult:
         stores = self._stores
-        rows, counts = plan.rows_and_counts()
+        rows, counts = plan.rows_and_counts(self._prefills, stores.table.admission)
         decisions = stores.log.drain()
         report = StepReport(
             requests=ended.requests,

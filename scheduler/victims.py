@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cadenza.scheduler.columns import FloatColumn, IntColumn
-from cadenza.scheduler.planning import Counts
+from cadenza.scheduler.prefills import Counts
 from cadenza.scheduler.prefix_index import Blocks
 from cadenza.scheduler.states import State
 from cadenza.scheduler.table import RequestTable, Rows

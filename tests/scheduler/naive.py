@@ -35,6 +35,8 @@ class Row:
     fresh: int = 0  # blocks that it gets once all are admitted
     rank: int = -1  # of the first admission
     seat: int = -1
+    due: int = 0  # tokens that equal shares would still have to compute of its prompt
+    complete: bool = True  # its prompt
 
     @property
     def remaining(self) -> int:
@@ -64,6 +66,7 @@ class NaiveScheduler:
         self.planned: list[tuple[Row, int]] = []
         self.admitted: list[tuple[int, int]] = []
         self.preempted: list[int] = []
+        self.sharing: list[Row] = []  # as if prompts had equal shares
 
     def add(self, request: int, prompt: list[int], max_tokens: int, priority: int) -> None:
         row = Row(request, list(prompt), len(prompt), max_tokens, priority)
@@ -186,14 +189,31 @@ class NaiveScheduler:
         return [row for row in self.running if row.remaining > 1]
 
     def share(self, rows: list[Row], budget: int) -> dict[Row, int]:
-        """A token each, in turn, until nobody wants more or none are left."""
-        shares = dict.fromkeys(rows, 0)
-        while budget and any(shares[row] < row.remaining for row in rows):
-            for row in rows:
-                if budget and shares[row] < row.remaining:
-                    shares[row] += 1
-                    budget -= 1
+        """All that it wants to each in turn, first to whom equal shares would complete first."""
+        self.sharing = [row for row in self.sharing if row.complete or row in rows]
+        for row in rows:
+            if row.complete or row not in self.sharing:
+                row.due, row.complete = row.remaining, False
+                self.sharing = [*(each for each in self.sharing if each is not row), row]
+        shares, left = {}, budget
+        for row in sorted(rows, key=lambda each: (each.due, each.rank)):
+            shares[row] = min(row.remaining, left)
+            left -= shares[row]
+            row.complete = row.remaining - shares[row] <= 1
+        if all(row.complete for row in rows):
+            self.sharing = []
+        self.share_equally(budget)
         return shares
+
+    def share_equally(self, budget: int) -> None:
+        """A token each, in turn, until nobody wants more or none are left."""
+        by_due = sorted(self.sharing, key=lambda each: (each.due, each.rank))
+        while budget and any(row.due for row in by_due):
+            for row in by_due:
+                if budget and row.due:
+                    row.due -= 1
+                    budget -= 1
+        self.sharing = [row for row in self.sharing if row.due or not row.complete]
 
     def remove(self, row: Row) -> None:
         self.release(row.blocks)

@@ -211,16 +211,16 @@ def test_the_token_of_a_displaced_decode_is_given_back():
 
 def test_the_tokens_of_a_displaced_prefill_go_to_those_who_stay():
     driver = strict(max_num_seqs=2, max_num_batched_tokens=24)
-    of_priority(driver, 2, 5, length=60, max_tokens=2)
-    assert plan_of(driver) == {1: 12, 2: 12}
-    driver.add(9, [9] * 4, priority=1, max_tokens=2)
+    of_priority(driver, 2, 5, length=36, max_tokens=2)
+    assert plan_of(driver) == {1: 24}
+    driver.add(9, [9] * 40, priority=1, max_tokens=2)
 
     driver.step()
 
-    assert plan_of(driver) == {1: 20, 9: 4}
+    assert plan_of(driver) == {1: 12, 9: 12}
     driver.run()
     for request in (1, 2):
-        assert driver.tokens[request] == oracle([request] * 60, 2)
+        assert driver.tokens[request] == oracle([request] * 36, 2)
 
 
 def test_a_row_displaced_by_swap_comes_back_without_computing_anything_twice():

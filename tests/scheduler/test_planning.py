@@ -1,45 +1,12 @@
-"""How prefilling rows share a step's token budget."""
+"""How a step's token budget is spent."""
 
 import random
 
 import numpy as np
 import pytest
 
-from cadenza.scheduler.planning import PlanBuilder, fair_shares
-
-
-@pytest.mark.parametrize(
-    ("wanted", "budget", "shares"),
-    [
-        ([], 8, []),
-        ([5], 8, [5]),
-        ([50], 8, [8]),
-        ([2, 50], 8, [2, 6]),
-        ([50, 2], 8, [6, 2]),
-        ([50, 50], 8, [4, 4]),
-        ([50, 50, 50], 8, [3, 3, 2]),
-        ([1, 2, 3], 8, [1, 2, 3]),
-        ([9, 1, 9, 9], 10, [3, 1, 3, 3]),
-        ([9, 9], 0, [0, 0]),
-    ],
-)
-def test_shares_are_max_min_fair(wanted: list[int], budget: int, shares: list[int]):
-    assert fair_shares(np.array(wanted, dtype=np.int64), budget).tolist() == shares
-
-
-def test_shares_never_exceed_the_budget_and_never_waste_it():
-    chance = np.random.default_rng(0)
-    for _ in range(500):
-        wanted = chance.integers(1, 40, chance.integers(1, 9))
-        budget = int(chance.integers(0, 100))
-
-        shares = fair_shares(wanted, budget)
-
-        assert (shares <= wanted).all()
-        assert shares.sum() == min(budget, wanted.sum())
-        unserved = shares < wanted
-        if unserved.any():
-            assert shares.max() <= shares[unserved].min() + 1
+from cadenza.scheduler.planning import PlanBuilder
+from cadenza.scheduler.prefills import Prefills
 
 
 def builder(token_budget: int, block_size: int, chunk: int | None = None) -> PlanBuilder:
@@ -56,11 +23,16 @@ def rows_of(*rows: int) -> np.ndarray:
     return np.array(rows, dtype=np.intp)
 
 
+def rows_and_counts(plan: PlanBuilder) -> tuple[np.ndarray, np.ndarray]:
+    """Of a step without any before it; rows were admitted in the order of their numbers."""
+    return plan.rows_and_counts(Prefills(), np.arange(100))
+
+
 def test_decodes_come_out_of_the_budget_before_prefills():
     plan = builder(10, 4)
     plan.place_running(rows_of(0, 1, 2), rows_of(3), np.array([100]))
 
-    rows, counts = plan.rows_and_counts()
+    rows, counts = rows_and_counts(plan)
 
     assert rows.tolist() == [0, 1, 2, 3]
     assert counts.tolist() == [1, 1, 1, 7]
@@ -95,10 +67,10 @@ def test_one_long_prefill_may_always_enter_an_empty_step():
 
 
 def test_a_row_that_leaves_the_plan_gives_its_tokens_back():
-    """A decode gives one, a prefill what it was promised; the others share them anew."""
+    """A decode gives one, a prefill what it was promised."""
     plan = builder(12, 4)
     plan.place_running(rows_of(0, 1), rows_of(2, 3), np.array([100, 100]))
-    assert plan.rows_and_counts()[1].tolist() == [1, 1, 5, 5]
+    assert rows_and_counts(plan)[1].tolist() == [1, 1, 10]
     assert not plan.has_room_for(4)
 
     plan.withdraw(0)
@@ -106,7 +78,7 @@ def test_a_row_that_leaves_the_plan_gives_its_tokens_back():
     assert plan.tokens_left == 11
     plan.withdraw(2)
 
-    rows, counts = plan.rows_and_counts()
+    rows, counts = rows_and_counts(plan)
     assert (rows.tolist(), counts.tolist()) == ([1, 3], [1, 11])
     assert plan.has_room_for(4)
 
@@ -141,11 +113,11 @@ def test_a_prompt_wants_no_more_than_a_chunk():
     assert plan.has_room_for(1000)
     plan.place_admitted(3, [3], 0, 1000)
 
-    rows, counts = plan.rows_and_counts()
+    rows, counts = rows_and_counts(plan)
     assert (rows.tolist(), counts.tolist()) == ([0, 1, 2, 3], [1, 6, 3, 6])
 
     plan.withdraw(3)
-    assert plan.rows_and_counts()[1].tolist() == [1, 6, 3]
+    assert rows_and_counts(plan)[1].tolist() == [1, 6, 3]
 
 
 def test_chunks_within_a_block_are_short_prompts():
@@ -160,7 +132,7 @@ def test_chunks_within_a_block_are_short_prompts():
 
 @pytest.mark.parametrize(
     ("budget", "placed"),
-    [(1, [0, 1, 2]), (3, [0, 1, 2]), (4, [0, 1, 2, 3]), (5, [0, 1, 2, 3, 4])],
+    [(1, [0, 1, 2]), (3, [0, 1, 2]), (4, [0, 1, 2, 3]), (5, [0, 1, 2, 3])],
 )
 def test_decodes_go_on_and_prefills_wait_where_a_budget_is_too_small(
     budget: int, placed: list[int]
@@ -169,9 +141,9 @@ def test_decodes_go_on_and_prefills_wait_where_a_budget_is_too_small(
     plan.place_running(rows_of(0, 1, 2), rows_of(3, 4), np.array([9, 9]))
 
     assert plan.is_full
-    rows, counts = plan.rows_and_counts()
+    rows, counts = rows_and_counts(plan)
     assert rows.tolist() == placed
-    assert counts.tolist() == [1] * len(placed)
+    assert counts.tolist() == [1, 1, 1, budget - 3][: len(placed)]
 
 
 def test_the_first_to_enter_has_room_in_the_smallest_budget():
@@ -181,7 +153,7 @@ def test_the_first_to_enter_has_room_in_the_smallest_budget():
     plan.place_admitted(0, [0], 0, 9)
     assert plan.is_full
     assert not plan.has_room_for(1)
-    assert plan.rows_and_counts()[1].tolist() == [1]
+    assert rows_and_counts(plan)[1].tolist() == [1]
 
 
 @pytest.mark.parametrize("seed", range(100))
@@ -212,7 +184,7 @@ def test_as_many_are_placed_at_once_as_one_after_another(seed: int):
     assert [at_once.has_room_for(each) for each in remaining] == [
         singly.has_room_for(each) for each in remaining
     ]
-    for one, other in zip(at_once.rows_and_counts(), singly.rows_and_counts(), strict=True):
+    for one, other in zip(rows_and_counts(at_once), rows_and_counts(singly), strict=True):
         assert one.tolist() == other.tolist()
     assert (at_once.seated, at_once.admitted, at_once.cached) == (
         singly.seated,

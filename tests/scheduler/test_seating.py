@@ -9,6 +9,7 @@ from cadenza.scheduler.candidates import Candidate, Candidates, Entry
 from cadenza.scheduler.config import SchedulerConfig
 from cadenza.scheduler.costs import CostModel
 from cadenza.scheduler.planning import PlanBuilder
+from cadenza.scheduler.prefills import Prefills
 from cadenza.scheduler.prefix import NO_KEYS, extend_keys
 from cadenza.scheduler.prefix_index import Prefix
 from cadenza.scheduler.request import Arrival, HostCopy
@@ -135,7 +136,7 @@ def test_a_row_that_enters_takes_at_once_what_the_next_must_not_have():
     assert stage.seating.promised == 1
     assert stage.plan.seated == [row]
     assert (stage.plan.admitted, stage.plan.cached) == ([1, 2], [4, 4])
-    _, counts = stage.plan.rows_and_counts()
+    _, counts = stage.plan.rows_and_counts(Prefills(), stores.table.admission)
     assert counts.tolist() == [2]
 
 
