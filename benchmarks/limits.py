@@ -100,7 +100,10 @@ def limit(load: Load, size: ModelSize, pace: Pace, *, int8: bool) -> float:
 
 @cache
 def bfloat16_bytes() -> float:
-    """Bytes of a weight of bf16, as our kernels pack one whose values lie close together."""
+    """Bytes of a weight of bf16, as our kernels pack those whose values lie close together.
+
+    All of the demo model's do. Where a model's do not, its limit is lower than what is told here.
+    """
     weight = pack(torch.ones(_ROWS, _INNER, dtype=torch.bfloat16))
     if not isinstance(weight, PackedWeight):
         return torch.bfloat16.itemsize

@@ -133,14 +133,13 @@ class PackedWeight:
         return (plain,)
 
     def _pack(self, weight: Tensor) -> tuple[int, Tensor]:
-        """Return the format and the panels. Raises ValueError where no format is for its values."""
-        place = (weight.data_ptr(), *self._shape, DTYPES[weight.dtype])
-        for format in self._formats:
-            packed = _PAGES.take(self._library.packed_bytes(*self._shape, format))
-            threads = torch.get_num_threads()
-            if self._library.pack(threads, *place, format, packed.data_ptr()):
-                return format, packed
-        raise ValueError("a weight that is not finite cannot be quantised")
+        """Return the format and the panels. Raises ValueError where it cannot be quantised."""
+        place = (torch.get_num_threads(), weight.data_ptr(), *self._shape)
+        chosen = next(each for each in self._formats if self._library.fits(*place, each))
+        packed = _PAGES.take(self._library.packed_bytes(*self._shape, chosen))
+        if not self._library.pack(*place, DTYPES[weight.dtype], chosen, packed.data_ptr()):
+            raise ValueError("a weight that is not finite cannot be quantised")
+        return chosen, packed
 
 
 def _described(tensor: Tensor) -> str:

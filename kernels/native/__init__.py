@@ -104,6 +104,9 @@ class Library:
         self._level.argtypes, self._level.restype = (_NUMBER,), ctypes.c_char_p
         self._packed_bytes = functions.cadenza_packed_bytes
         self._packed_bytes.argtypes, self._packed_bytes.restype = (_SIZE, _SIZE, _NUMBER), _SIZE
+        self._fits = functions.cadenza_fits
+        self._fits.argtypes = (_NUMBER, _ADDRESS, _SIZE, _SIZE, _NUMBER)
+        self._fits.restype = _NUMBER
         self._pack = functions.cadenza_pack
         self._pack.argtypes = (_NUMBER, _ADDRESS, _SIZE, _SIZE, _NUMBER, _NUMBER, _ADDRESS)
         self._pack.restype = _NUMBER
@@ -136,6 +139,15 @@ class Library:
         size: int = self._packed_bytes(out_features, in_features, format)
         return size
 
+    def fits(
+        self, threads: int, weight: int, out_features: int, in_features: int, format: int
+    ) -> bool:
+        """Tell whether the weight [out_features, in_features] at an address can be packed so.
+
+        Any can but for COMPACT_BFLOAT16, which takes bf16 whose values differ little in size.
+        """
+        return bool(self._fits(threads, weight, out_features, in_features, format))
+
     def pack(
         self,
         threads: int,
@@ -148,8 +160,8 @@ class Library:
     ) -> bool:
         """Copy the weight [out_features, in_features] at an address to `packed_bytes` elsewhere.
 
-        format: the dtype; INT8, to which it is quantised; or COMPACT_BFLOAT16, of bf16. False: it
-        has values that are not finite, or that differ too much in size, and cannot be packed so.
+        format: the dtype; INT8, to which it is quantised; or COMPACT_BFLOAT16, of bf16 that fits.
+        False: it has values that are not finite, and cannot be quantised.
         """
         return not self._pack(threads, weight, out_features, in_features, dtype, format, packed)
 

@@ -11,13 +11,47 @@ namespace {
 
 constexpr int32_t kRest = 0x807f;  // all but the exponent
 
+int32_t exponent(uint16_t value) { return value >> 7 & 0xff; }
+
+bool is_stray(int32_t exponent, int32_t largest) {
+  return exponent != 0 && largest - exponent > kFarthest;
+}
+
+// Whether there is room for all strays of each panel.
+struct Counting {
+  const uint16_t* weight;
+  int64_t outputs, inputs;
+  std::atomic<bool> fits{true};
+
+  void run(int64_t index) {
+    const CompactPanel panel(padded_depth(inputs, kCompactBfloat16));
+    int64_t strays = 0;
+    for (int64_t group = 0; group < panel.groups; ++group) {
+      if (!fits.load(std::memory_order_relaxed)) return;
+      strays += num_strays(index * kPanel, group * kGroupInputs);
+      if (strays >= panel.num_strays()) fits.store(false, std::memory_order_relaxed);
+    }
+  }
+
+  int64_t num_strays(int64_t output, int64_t input) const {
+    const int64_t count = std::min(kPanel, outputs - output), width = std::min(kGroupInputs, inputs - input);
+    const uint16_t* const first = weight + output * inputs + input;
+    int32_t largest = 0;
+    for (int64_t row = 0; row < count; ++row)
+      for (int64_t i = 0; i < width; ++i) largest = std::max(largest, exponent(first[row * inputs + i]));
+    int32_t strays = 0;
+    for (int64_t row = 0; row < count; ++row)
+      for (int64_t i = 0; i < width; ++i) strays += is_stray(exponent(first[row * inputs + i]), largest);
+    return strays;
+  }
+};
+
 struct Packing {
   const uint16_t* weight;
   int64_t outputs, inputs;
   char* packed;
-  std::atomic<bool> fits{true};
 
-  void run(int64_t index) {
+  void run(int64_t index) const {
     const CompactPanel panel(padded_depth(inputs, kCompactBfloat16));
     char* to = packed + index * panel.bytes();
     std::memset(to, 0, static_cast<size_t>(panel.bytes()));
@@ -29,7 +63,7 @@ struct Packing {
       const auto largest = largest_exponent(values);
       to[panel.largest() + group] = static_cast<char>(largest);
       write(values, largest, to + group * kGroupBytes);
-      if (!put_strays(values, largest, group, stray, last)) fits.store(false);
+      put_strays(values, largest, group, stray);
     }
     for (; stray <= last; ++stray) stray->place = kNoPlace;
   }
@@ -43,8 +77,6 @@ struct Packing {
         values[(i / 2 * kPanel + output) * 2 + i % 2] = from[i];
     }
   }
-
-  static int32_t exponent(uint16_t value) { return value >> 7 & 0xff; }
 
   static int32_t largest_exponent(const uint16_t* values) {
     int32_t largest = 0;
@@ -66,28 +98,31 @@ struct Packing {
     std::memcpy(group + kRestsBytes, codes, sizeof codes);
   }
 
-  // False where there is no room for all of them before `last`.
-  static bool put_strays(const uint16_t* values, int32_t largest, int64_t group, Stray*& next,
-                         const Stray* last) {
-    for (int64_t i = 0; i < kGroupValues; ++i) {
-      if (exponent(values[i]) == 0 || largest - exponent(values[i]) <= kFarthest) continue;
-      if (next == last) return false;
-      *next++ = {static_cast<uint32_t>(group * kGroupValues + i), values[i], 0};
-    }
-    return true;
+  static void put_strays(const uint16_t* values, int32_t largest, int64_t group, Stray*& next) {
+    for (int64_t i = 0; i < kGroupValues; ++i)
+      if (is_stray(exponent(values[i]), largest))
+        *next++ = {static_cast<uint32_t>(group * kGroupValues + i), values[i], 0};
   }
 };
 
+template <class Task>
+void run_panels(int32_t threads, Task* task) {
+  run_tasks(
+      threads, (task->outputs + kPanel - 1) / kPanel,
+      [](void* context, int64_t panel, int64_t) { static_cast<Task*>(context)->run(panel); }, task);
+}
+
 }  // namespace
 
-bool pack_compact(int32_t threads, const void* weight, int64_t outputs, int64_t inputs, void* packed) {
-  Packing packing{static_cast<const uint16_t*>(weight), outputs, inputs,
-                  static_cast<char*>(packed)};
-  run_tasks(
-      threads, (outputs + kPanel - 1) / kPanel,
-      [](void* context, int64_t panel, int64_t) { static_cast<Packing*>(context)->run(panel); },
-      &packing);
-  return packing.fits.load();
+bool fits_compact(int32_t threads, const void* weight, int64_t outputs, int64_t inputs) {
+  Counting counting{static_cast<const uint16_t*>(weight), outputs, inputs};
+  run_panels(threads, &counting);
+  return counting.fits.load();
+}
+
+void pack_compact(int32_t threads, const void* weight, int64_t outputs, int64_t inputs, void* packed) {
+  Packing packing{static_cast<const uint16_t*>(weight), outputs, inputs, static_cast<char*>(packed)};
+  run_panels(threads, &packing);
 }
 
 }  // namespace cadenza

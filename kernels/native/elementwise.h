@@ -248,9 +248,9 @@ class Ahead {
   TARGET void fetch() {
     for (int64_t line = 0; line < step_; line += 64, next_ += 64) {
       if (next_ >= end_) {
+        if (then_.bytes == 0) return;
         next_ = then_.from;
         end_ = next_ + then_.bytes;
-        if (then_.bytes == 0) step_ = 0;
         then_.bytes = 0;
       }
       __builtin_prefetch(next_, 0, 2);

@@ -86,14 +86,22 @@ EXPORT int64_t cadenza_packed_bytes(int64_t outputs, int64_t inputs, int32_t dty
   return packed_bytes(outputs, inputs, dtype);
 }
 
+// Whether a weight [outputs, inputs], of bf16 if the format is compact bf16, has values that fit it.
+EXPORT int32_t cadenza_fits(int32_t threads, const void* weight, int64_t outputs, int64_t inputs,
+                            int32_t format) {
+  return format != kCompactBfloat16 || fits_compact(threads, weight, outputs, inputs);
+}
+
 // weight: [outputs, inputs] of `dtype` -> packed: cadenza_packed_bytes of `format`, the same for all
-// levels. The format is the dtype, int8, or compact bf16 for bf16. Returns 0, or 1 where a value is not
-// finite, or values do not fit the format.
+// levels. The format is the dtype, int8, or compact bf16 for bf16 that fits. Returns 0, or 1 where a
+// value cannot be quantised, as it is not finite.
 EXPORT int32_t cadenza_pack(int32_t threads, const void* weight, int64_t outputs, int64_t inputs,
                             int32_t dtype, int32_t format, void* packed) {
   if (format == kInt8) return !pack_int8(threads, weight, outputs, inputs, dtype, packed);
-  if (format == kCompactBfloat16) return !pack_compact(threads, weight, outputs, inputs, packed);
-  pack(threads, weight, outputs, inputs, dtype, packed);
+  if (format == kCompactBfloat16)
+    pack_compact(threads, weight, outputs, inputs, packed);
+  else
+    pack(threads, weight, outputs, inputs, dtype, packed);
   return 0;
 }
 

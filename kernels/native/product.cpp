@@ -34,21 +34,22 @@ int64_t tile_width(const Kernel& kernel, int64_t rows) {
 // What comes while tiles of one task are computed. One alone reads faster than it computes: what it
 // needs itself is fetched not far before. Of several, the first needs most of the time that others take.
 struct Coming {
-  const char *own, *other;  // panels; null: there is none
-  int64_t bytes, tiles;
+  Fetch own, other;  // panels
+  int64_t tiles;
 
-  int64_t near() const { return std::min(kNear, bytes); }
+  static int64_t near(const Fetch& panels) { return std::min(kNear, panels.bytes); }
 
-  // Of its own panel.
+  // Of its own panels.
   Fetch rest() const {
-    return tiles == 1 ? Fetch{own + near(), bytes - near()} : Fetch{nullptr, 0};
+    if (tiles > 1) return {nullptr, 0};
+    return {own.from + near(own), own.bytes - near(own)};
   }
 
-  // Of the other one.
+  // Of the others.
   Fetch next(int64_t tile) const {
-    if (other == nullptr) return {nullptr, 0};
-    if (tiles == 1) return {other, near()};
-    return {other + tile * (bytes / tiles), bytes / tiles};
+    if (tiles == 1) return {other.from, near(other)};
+    const int64_t share = other.bytes / tiles;
+    return {other.from + tile * share, share};
   }
 };
 
@@ -68,11 +69,13 @@ struct Tasks {
     const int64_t row = task % row_tasks * rows;
     const bool is_other = next != kNoTask && output(next) != output(task);
     product->compute(row, std::min(row + rows, product->rows), output(task),
-                     is_other ? product->panel(output(next)) : nullptr);
+                     is_other ? panels(output(next)) : Fetch{nullptr, 0});
     if (next == kNoTask) product->end();
   }
 
   int64_t output(int64_t task) const { return task / row_tasks * width; }
+
+  Fetch panels(int64_t output) const { return product->panels(output, width); }
 };
 
 }  // namespace
@@ -88,8 +91,13 @@ void Product::run(int32_t threads) const {
       const_cast<Tasks*>(&tasks));
 }
 
+Fetch Product::panels(int64_t output, int64_t width) const {
+  const int64_t outputs = std::min(width, weight.outputs - output);
+  return {panel(output), (outputs + kPanel - 1) / kPanel * weight.panel_bytes(dtype)};
+}
+
 void Product::compute(int64_t first_row, int64_t last_row, int64_t output,
-                      const char* ahead) const {
+                      const Fetch& ahead) const {
   const int64_t width = tile_width(*kernel, rows);
   const int64_t tile_rows = width > kPanel ? kernel->wide_rows : kernel->narrow_rows;
   const int64_t panel_bytes = weight.panel_bytes(dtype);
@@ -97,7 +105,7 @@ void Product::compute(int64_t first_row, int64_t last_row, int64_t output,
   const int64_t count = last_row - first_row;
   const int64_t tiles = (count + tile_rows - 1) / tile_rows;
   const char* from = panel(output);
-  const Coming coming{from, ahead, panel_bytes * (width / kPanel), tiles};
+  const Coming coming{panels(output, width), ahead, tiles};
   for (int64_t i = 0; i < tiles; ++i) {
     const int64_t row = first_row + count * i / tiles;
     const int64_t height = first_row + count * (i + 1) / tiles - row;

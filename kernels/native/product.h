@@ -30,8 +30,11 @@ void pack(int32_t threads, const void* weight, int64_t outputs, int64_t inputs, 
 bool pack_int8(int32_t threads, const void* weight, int64_t outputs, int64_t inputs, int32_t dtype,
                void* packed);
 
-// Packs a weight of bf16 in 12 bits a value. False where values differ too much in size for that.
-bool pack_compact(int32_t threads, const void* weight, int64_t outputs, int64_t inputs, void* packed);
+// Whether a weight of bf16 can be packed in 12 bits a value: not where values differ too much in size.
+bool fits_compact(int32_t threads, const void* weight, int64_t outputs, int64_t inputs);
+
+// Packs one that fits.
+void pack_compact(int32_t threads, const void* weight, int64_t outputs, int64_t inputs, void* packed);
 
 // Rows times a weight. Those of x have `padded_depth` inputs of the dtype, zeros at the end; of int8
 // whatever is there, and then their scale.
@@ -49,8 +52,8 @@ struct Product {
   // Computes it on at most `threads` threads.
   void run(int32_t threads) const;
 
-  // Computes the rows for one tile's outputs here and now, and fetches as many bytes from `ahead` on.
-  void compute(int64_t first_row, int64_t last_row, int64_t output, const char* ahead) const;
+  // Computes the rows for one tile's outputs here and now, and fetches what comes next.
+  void compute(int64_t first_row, int64_t last_row, int64_t output, const Fetch& ahead) const;
 
   // After the last `compute` of a thread, which may not have finished.
   void end() const;
@@ -59,6 +62,9 @@ struct Product {
   const char* panel(int64_t output) const {
     return weight.panels + output / kPanel * weight.panel_bytes(dtype);
   }
+
+  // The panels of a tile of so many outputs, fewer at the end.
+  Fetch panels(int64_t output, int64_t width) const;
 };
 
 }  // namespace cadenza

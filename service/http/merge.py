@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from operator import itemgetter
 
 from cadenza.service.events import Event
 from cadenza.service.generation import Generation
@@ -14,8 +15,9 @@ async def merge(
 ) -> AsyncGenerator[tuple[int, list[Event]], None]:
     """Each batch with the index of its generation, as they come, until all have ended.
 
-    Those that come together are in the order of the generations, before a failure among them. A
-    reader that leaves early must close it, which ends the tasks that wait for each generation.
+    Those that are read in one turn of the loop are in the order of the generations, and all that
+    has come is told before a failure. A reader that leaves early must close it, which ends the
+    tasks that wait for each generation.
 
     Raises:
         GenerationFailed, DeadlineExceeded: one has failed. The others are the caller's to cancel.
@@ -35,12 +37,26 @@ async def merge(
                 if task not in failed and (batch := task.result()):
                     reading[_read(generations[index])] = index
                     yield index, batch
-            for task in failed:
-                task.result()
+            if failed:
+                for index, batch in _come(reading, generations):
+                    yield index, batch
+                failed[0].result()
     finally:
         for task in reading:
             task.cancel()
         await asyncio.gather(*reading, return_exceptions=True)
+
+
+def _come(
+    reading: Mapping[asyncio.Task[list[Event]], int], generations: Sequence[Generation]
+) -> list[tuple[int, list[Event]]]:
+    """What has come of those that are read, as not all of their readers had a turn yet."""
+    come: list[tuple[int, list[Event]]] = []
+    for task, index in sorted(reading.items(), key=itemgetter(1)):
+        read = task.result() if task.done() and task.exception() is None else []
+        if batch := read + generations[index].take():
+            come.append((index, batch))
+    return come
 
 
 def _read(generation: Generation) -> asyncio.Task[list[Event]]:

@@ -58,9 +58,10 @@ def packed(weight: Tensor) -> npt.NDArray[np.uint8] | None:
     assert found is not None
     shape = (weight.shape[0], weight.shape[1])
     panels = torch.empty(found.packed_bytes(*shape, COMPACT_BFLOAT16), dtype=torch.uint8)
-    place = (weight.data_ptr(), *shape, BFLOAT16)
-    fits = found.pack(2, *place, COMPACT_BFLOAT16, panels.data_ptr())
-    return panels.numpy() if fits else None
+    if not found.fits(2, weight.data_ptr(), *shape, COMPACT_BFLOAT16):
+        return None
+    found.pack(2, weight.data_ptr(), *shape, BFLOAT16, COMPACT_BFLOAT16, panels.data_ptr())
+    return panels.numpy()
 
 
 def unpacked(panels: npt.NDArray[np.uint8], out_features: int, in_features: int) -> Tensor:
