@@ -13,6 +13,8 @@ from torch import Tensor
 
 from cadenza.kernels.decoder_layers import DecoderShape, LayerWeights, NativeLayers, is_supported
 from cadenza.kernels.linear import native
+from cadenza.kernels.linear.native import PackedWeight
+from cadenza.kernels.native import BFLOAT16, COMPACT_BFLOAT16, library
 from cadenza.kernels.rotary_embedding import RotaryTables, rotary_tables
 from tests.kernels.conftest import assert_close, randn, same_bits
 
@@ -232,6 +234,35 @@ def test_layers_compute_what_dense_ones_do(name: str, kind: Kind) -> None:
     for sequence, rows in enumerate(found):
         expected = model.exact(sequence)[-len(rows) :]
         assert_close(f"sequence {sequence}", rows, expected, kind.tolerance)
+
+
+def weights_of(model: Model) -> list[PackedWeight]:
+    return [part for layer in model.native._packed for part in layer if hasattr(part, "format")]
+
+
+@pytest.mark.parametrize("plain", ["qkv", "output", "gate", "down"])
+def test_weights_of_a_layer_may_be_packed_in_different_formats(plain: str, monkeypatch) -> None:
+    """In 12 bits a value where they allow it; one of them does not here."""
+    model = Model("demo", Kind(torch.bfloat16), lengths=(40,))
+    spread = torch.where(torch.arange(model.layers[0].gate.shape[1]) % 2 == 0, 2.0**-20, 1.0)
+    for layer in model.layers:
+        weight = getattr(layer, plain)
+        weight *= spread.repeat(2 + weight.shape[1] // len(spread))[: weight.shape[1]].bfloat16()
+    model.pack()
+    formats = {each.format for each in weights_of(model)}
+    mixed = model.in_chunks(0, 40)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(PackedWeight, "_formats", (BFLOAT16,))
+        model.pack()
+    model.empty()
+
+    assert same_bits(model.in_chunks(0, 40), mixed)
+    assert {each.format for each in weights_of(model)} == {BFLOAT16}
+    level = native.levels().index(native.fastest(torch.bfloat16))
+    found = library()
+    assert found is not None
+    assert len(formats) == (2 if found.takes(level, COMPACT_BFLOAT16) else 1)
 
 
 @each_kind

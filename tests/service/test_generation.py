@@ -1078,3 +1078,39 @@ def test_a_prompt_arrives_as_its_ids(run, open_front):
             assert view_ids(submit.prompt).tolist() == front.tokenizer.encode_text("hello")
 
     run(main())
+
+
+def test_readers_of_one_step_are_woken_a_few_in_a_turn_of_the_loop(run, open_front):
+    """So that whoever comes meanwhile waits for a few of them, not for all."""
+    num, turn, woken = 12, 0, list[int]()
+
+    async def main():
+        async with open_front() as front:
+            front.engine.auto = False
+            front.says("a")
+            generations = [await front.generator.submit(ask(max_tokens=9)) for _ in range(num)]
+            await front.engine.until(lambda: len(front.engine.waiting) == num)
+            await front.step()  # the first token of each, whose end comes with the next
+            for generation in generations:
+                generation.take()
+
+            async def read(generation: Generation) -> None:
+                await anext(generation)
+                woken.append(turn)
+
+            def count() -> None:
+                nonlocal turn
+                turn += 1
+                if len(woken) < num:
+                    asyncio.get_running_loop().call_soon(count)
+
+            reading = asyncio.gather(*map(read, generations))
+            await asyncio.sleep(0)
+            count()
+            front.engine.step()
+            await reading
+
+            most = max(map(woken.count, woken))
+            assert 1 < most <= 4
+
+    run(main())
