@@ -17,6 +17,8 @@ import numpy as np
 import pytest
 import torch
 
+from cadenza.policies import StepBudget, StepView, hookimpl
+from cadenza.policies.builtin import BUILTIN
 from cadenza.policies.profile import Profile
 from cadenza.scheduler.decisions import (
     Arrived,
@@ -42,7 +44,19 @@ SEATS = 13
 CREDIT = 1000  # more than any request needs
 PREFIX = 2 * BLOCK_SIZE  # tokens that a warm case finds
 STEPS_AWAY = 3
+CHUNK = 4  # tokens of a prompt in one pass, where it takes several
 OVER_COMMIT = {"reserve_blocks": "none", "choose_preemption": "swap"}
+
+
+class InChunks:
+    @hookimpl
+    def plan_budget(self, step: StepView) -> StepBudget:
+        return StepBudget(step.token_budget, prefill_chunk=CHUNK)
+
+
+def profile_of(*, is_chunked: bool) -> Profile:
+    chosen = {**OVER_COMMIT, **({"plan_budget": "in-chunks"} if is_chunked else {})}
+    return Profile(chosen, {**BUILTIN, "in-chunks": InChunks})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,7 +208,9 @@ class Play:
 
     def __init__(self, demo: DemoModel, cases: Sequence[Case], **limits: Any) -> None:
         """All arrive at once, after one that leaves a prefix where a case is warm."""
-        is_chunked = any(case.is_chunked for case in cases)
+        is_chunked = (
+            any(case.is_chunked for case in cases) and "max_num_batched_tokens" not in limits
+        )
         usual = {
             "num_blocks": 160,
             "num_host_blocks": 160,
@@ -204,7 +220,8 @@ class Play:
             "enable_prefix_caching": any(case.is_cached for case in cases),
         }
         self._demo = demo
-        self.driver, self._recorder = demo.drive(Profile(OVER_COMMIT), **{**usual, **limits})
+        profile = profile_of(is_chunked=is_chunked)
+        self.driver, self._recorder = demo.drive(profile, **{**usual, **limits})
         self.poisoner = Poisoner(self._recorder, demo, self.driver.scheduler)
         self.driver.runner = self.poisoner
         self.requests: list[range] = []  # of each copy, one a choice
