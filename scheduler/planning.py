@@ -165,6 +165,7 @@ class PlanBuilder:
         """
         counts = np.ones(len(self.decodes), dtype=np.int64)
         if not self._remaining:
+            prefills.clear()
             return self.decodes, counts
         rows = np.fromiter(self._remaining, dtype=np.intp, count=len(self._remaining))
         remaining = np.fromiter(self._remaining.values(), dtype=np.int64, count=len(rows))

@@ -29,6 +29,11 @@ class Prefills:
         self._due: dict[int, int] = {}
         self._due_of_complete: dict[int, int] = {}
 
+    def clear(self) -> None:
+        """No prompt is being computed: what equal shares would still owe is nobody's concern."""
+        self._due.clear()
+        self._due_of_complete.clear()
+
     def split(self, admissions: IntColumn, remaining: Counts, budget: int, chunk: int) -> Counts:
         """Share out the tokens of one step, which then count as computed.
 
@@ -49,8 +54,7 @@ class Prefills:
         # The last token of a prompt may be computed as decodes are, which is not for us to share
         is_complete = remaining - shares <= 1
         if is_complete.all():
-            self._due.clear()
-            self._due_of_complete.clear()
+            self.clear()
         else:
             self._pass(keys, due, is_complete.tolist(), budget, chunk)
         return shares

@@ -94,6 +94,22 @@ def test_a_withdrawn_long_prefill_makes_room_for_another_long_one():
     assert plan.has_room_for(100)
 
 
+def test_in_a_step_without_prompts_shares_of_earlier_ones_end():
+    """Or a row that lost its seat amid its prompt would come back to its old place."""
+    prefills, admission = Prefills(), np.arange(3)
+
+    def step(*remaining: tuple[int, int]) -> dict[int, int]:
+        plan = builder(10, 4)
+        rows, counts = zip(*remaining, strict=True) if remaining else ((), ())
+        plan.place_running(rows_of(), rows_of(*rows), np.array(counts, dtype=np.int64))
+        computed = plan.rows_and_counts(prefills, admission)
+        return dict(zip(*(each.tolist() for each in computed), strict=True))
+
+    assert step((0, 8), (1, 30)) == {0: 8, 1: 2}  # of its shares 1 has 25 to go
+    assert step() == {}
+    assert step((1, 30), (2, 28)) == {2: 10}
+
+
 def test_copies_are_frozen_in_pairs_and_without_any_too():
     plan = builder(8, 4)
     plan.copies.swap_out.append((3, 0))
