@@ -9,23 +9,29 @@ from cadenza.scheduler.columns import IntColumn
 
 Counts = npt.NDArray[np.int64]
 
+# Parts of a token that shares are counted in: whole ones would leave a long prompt without any as
+# soon as more prompts share a step than it has tokens.
+UNIT = 1 << 20
+
 
 class Prefills:
     """Computes prompts one after another, in the order in which equal shares would complete them.
 
-    None is complete later than if all shared every step equally, and most are much earlier: of
-    eight equal prompts all eight would end together. Short ones delay a long one no more than
-    their shares would. This is the Fair Sojourn Protocol of Friedman and Henderson, "Fairness and
-    Efficiency in Web Server Protocols", SIGMETRICS 2003. Where a policy limits what one prompt
-    computes in a step, the order is the same, and nothing is guaranteed.
+    While none leaves, none is complete later than if all shared every step equally, and most are
+    much earlier: of eight equal prompts all eight would end together. This is the Fair Sojourn
+    Protocol of Friedman and Henderson, "Fairness and Efficiency in Web Server Protocols",
+    SIGMETRICS 2003. Where a policy limits what one prompt computes in a step, the order is the
+    same, and nothing is guaranteed. Every prompt has a share of every step and so comes to its
+    turn, however many shorter ones follow.
 
     A prompt that is complete before its shares would have completed it goes on taking them, or
-    those before it would seem nearer to their ends than they are to whoever comes next. A prompt
-    that loses its seat begins anew.
+    those before it would seem nearer to their ends than they are to whoever comes next; but all
+    together never owe more than there is left to compute. A prompt that is left out of a step, as
+    one that loses its seat, begins anew.
     """
 
     def __init__(self) -> None:
-        # Tokens that equal shares would still have to compute, by the admission of the row
+        # What equal shares would still have to compute, in units, by the admission of the row
         self._due: dict[int, int] = {}
         self._due_of_complete: dict[int, int] = {}
 
@@ -47,16 +53,19 @@ class Prefills:
             Tokens for each prompt, which may be none.
         """
         keys, wanted = admissions.tolist(), np.minimum(remaining, chunk)
-        lefts = zip(keys, remaining.tolist(), strict=True)
+        lefts = zip(keys, (remaining * UNIT).tolist(), strict=True)
         due = np.array([self._due.get(key, left) for key, left in lefts], dtype=np.int64)
         order = np.lexsort((admissions, due))
         shares = one_after_another(wanted, order, budget)
         # The last token of a prompt may be computed as decodes are, which is not for us to share
-        is_complete = remaining - shares <= 1
+        left = remaining - shares
+        is_complete = left <= 1
         if is_complete.all():
             self.clear()
         else:
-            self._pass(keys, due, is_complete.tolist(), budget, chunk)
+            due[is_complete] = np.maximum(due - left * UNIT, 0)[is_complete]
+            self._pass(keys, due, is_complete.tolist(), budget, min(chunk, budget))
+            self._forgive(int(left[~is_complete].sum()) * UNIT)
         return shares
 
     def _pass(
@@ -68,7 +77,7 @@ class Prefills:
         everybody = np.array(keys + [key for key, _ in ahead], dtype=np.int64)
         left = np.concatenate((due, np.array([count for _, count in ahead], dtype=np.int64)))
         order = np.lexsort((everybody, left))
-        left[order] -= fair_shares(np.minimum(left[order], chunk), budget)
+        left[order] -= fair_shares(np.minimum(left[order], chunk * UNIT), budget * UNIT)
         self._due, self._due_of_complete = {}, {}
         complete = is_complete + [True] * len(ahead)
         for key, count, has_ended in zip(everybody.tolist(), left.tolist(), complete, strict=True):
@@ -76,6 +85,21 @@ class Prefills:
                 self._due[key] = count
             elif count:
                 self._due_of_complete[key] = count
+
+    def _forgive(self, most: int) -> None:
+        """Let the complete ones owe no more than brings all to `most`, the largest first.
+
+        Who leaves amid a prompt takes what is left of it along, of which shares had more or less.
+        """
+        excess = sum(self._due.values()) + sum(self._due_of_complete.values()) - most
+        if excess <= 0:
+            return
+        for key, count in sorted(self._due_of_complete.items(), key=lambda each: each[::-1])[::-1]:
+            self._due_of_complete[key] -= min(excess, count)
+            excess -= min(excess, count)
+            if self._due_of_complete[key]:
+                break
+            del self._due_of_complete[key]
 
 
 def one_after_another(wanted: Counts, order: npt.NDArray[np.intp], budget: int) -> Counts:

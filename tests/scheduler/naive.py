@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+UNIT = 1 << 20  # parts of a token
+
 # The name of the publication that a block continues, None at the start, and the block's tokens
 Place = tuple[object, tuple[int, ...]]
 
@@ -35,7 +37,7 @@ class Row:
     fresh: int = 0  # blocks that it gets once all are admitted
     rank: int = -1  # of the first admission
     seat: int = -1
-    due: int = 0  # tokens that equal shares would still have to compute of its prompt
+    due: int = 0  # parts of tokens that equal shares would still have to compute of its prompt
     complete: bool = True  # its prompt
 
     @property
@@ -193,26 +195,41 @@ class NaiveScheduler:
         self.sharing = [row for row in self.sharing if row.complete or row in rows]
         for row in rows:
             if row.complete or row not in self.sharing:
-                row.due, row.complete = row.remaining, False
+                row.due, row.complete = row.remaining * UNIT, False
                 self.sharing = [*(each for each in self.sharing if each is not row), row]
         shares, left = {}, budget
         for row in sorted(rows, key=lambda each: (each.due, each.rank)):
             shares[row] = min(row.remaining, left)
             left -= shares[row]
             row.complete = row.remaining - shares[row] <= 1
+            if row.complete:
+                row.due = max(0, row.due - (row.remaining - shares[row]) * UNIT)
         if all(row.complete for row in rows):
             self.sharing = []
-        self.share_equally(budget)
+        self.share_equally(budget * UNIT)
+        unfinished = [row for row in rows if not row.complete]
+        self.forgive(UNIT * sum(row.remaining - shares[row] for row in unfinished))
         return shares
 
+    def forgive(self, most: int) -> None:
+        """All together never owe more than there is to compute; the complete ones are let off."""
+        excess = sum(row.due for row in self.sharing) - most
+        complete = [row for row in self.sharing if row.complete]
+        while excess > 0 and complete:
+            row = max(complete, key=lambda each: (each.due, each.rank))
+            complete.remove(row)
+            row.due, excess = max(0, row.due - excess), excess - row.due
+        self.sharing = [row for row in self.sharing if row.due or not row.complete]
+
     def share_equally(self, budget: int) -> None:
-        """A token each, in turn, until nobody wants more or none are left."""
+        """As much to each, round after round, until nobody wants more or nothing is left."""
         by_due = sorted(self.sharing, key=lambda each: (each.due, each.rank))
-        while budget and any(row.due for row in by_due):
-            for row in by_due:
-                if budget and row.due:
-                    row.due -= 1
-                    budget -= 1
+        while budget and (hungry := [row for row in by_due if row.due]):
+            each = max(1, budget // len(hungry))
+            for row in hungry:
+                got = min(row.due, each, budget)
+                row.due -= got
+                budget -= got
         self.sharing = [row for row in self.sharing if row.due or not row.complete]
 
     def remove(self, row: Row) -> None:

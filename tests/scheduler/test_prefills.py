@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cadenza.scheduler.prefills import Prefills, fair_shares
+from cadenza.scheduler.prefills import UNIT, Prefills, fair_shares
 
 NO_CHUNK = 1 << 30
 
@@ -43,14 +43,37 @@ def test_a_short_prompt_comes_before_a_long_one():
     assert steps.step(10) == {1: 8, 0: 2}
 
 
-def test_a_stream_of_short_prompts_that_takes_every_token_does_not_keep_a_longer_one_out():
+@pytest.mark.parametrize(
+    ("budget", "long", "short"), [(2, 20, 2), (10, 100, 10), (24, 600, 24), (128, 4200, 64)]
+)
+def test_no_stream_of_short_prompts_keeps_a_long_one_out(budget: int, long: int, short: int):
+    """They come as fast as they are computed, and more of them than a step has tokens."""
     steps = Steps()
-    steps.remaining = {0: 30}
-    for key in range(1, 20):
-        steps.remaining[key] = 10
-        steps.step(10)
+    steps.remaining = {0: long}
+    for key in range(1, 4000):
+        steps.remaining[key] = short
+        steps.step(budget)
+        if steps.remaining[0] <= 1:
+            break
 
     assert steps.remaining[0] <= 1
+    assert key <= 2 * long * long / short, "some time after equal shares would have"
+
+
+def test_no_more_is_owed_than_is_left_to_compute():
+    """Whoever leaves, and however long somebody is amid a prompt."""
+    chance = np.random.default_rng(5)
+    steps = Steps()
+    steps.remaining = {0: 100_000}
+    for key in range(1, 1500):
+        steps.remaining[key] = int(chance.integers(2, 60))
+        if chance.random() < 0.3:
+            steps.remaining.pop(key - 2, None)
+        steps.step(20, NO_CHUNK)
+        prefills = steps._prefills
+        owed = sum(prefills._due.values()) + sum(prefills._due_of_complete.values())
+        whole = sum(left for left in steps.remaining.values() if left > 1)
+        assert owed <= max(whole * UNIT, sum(prefills._due.values()))
 
 
 def test_what_is_complete_early_goes_on_taking_its_shares():
@@ -111,7 +134,7 @@ def test_none_is_complete_later_than_with_equal_shares(seed: int):
     ended, ended_by_shares = {}, {}
     for step in range(500):
         for key in np.flatnonzero(arrivals == step).tolist():
-            remaining[key] = shared[key] = prompts[key]
+            remaining[key], shared[key] = prompts[key], prompts[key] * UNIT
         budget = int(chance.integers(0, 30))
         if remaining:
             keys, left = np.array(list(remaining)), np.array(list(remaining.values()))
@@ -122,7 +145,7 @@ def test_none_is_complete_later_than_with_equal_shares(seed: int):
             # What does not divide goes to those with the least to compute
             order = sorted(shared, key=lambda key: (shared[key], key))
             left = np.array([shared[key] for key in order])
-            left -= fair_shares(left, budget)
+            left -= fair_shares(left, budget * UNIT)
             ended_by_shares |= {k: step for k, n in zip(order, left.tolist(), strict=True) if not n}
             shared = {k: n for k, n in zip(order, left.tolist(), strict=True) if n}
 
